@@ -26,7 +26,7 @@ import numpy as np
 
 from pluralign.answering.gate import NoveltyGate, fit_gate
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
-from pluralign.answering.request import AnswerRequest, Mode, Voters
+from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.slate import (
     DRAFTS,
     WRITING_TEMPERATURE,
@@ -278,10 +278,6 @@ class Host:
         """Return the result of work that samples from the language model ``name``."""
         return work()
 
-    def encode(self, work: Callable[[], Result]) -> Result:
-        """Return the result of work that encodes texts."""
-        return work()
-
 
 @dataclass(frozen=True, eq=False)
 class Answerer:
@@ -312,6 +308,8 @@ class Answerer:
     """Refuses statements and warns of answers. Default: fitted on ``held_out``, for texts of language models."""
     profiles: Sequence[Profile] | None = None
     """The members' cards; measured on ``held_out`` by default."""
+    encode: Encode = at_once
+    """Calls the ensemble's encoder; a server does so in parts, between the batches of other requests."""
 
     @classmethod
     def of(
@@ -369,12 +367,14 @@ class Answerer:
     @cached_property
     def fitted_gate(self) -> NoveltyGate | None:
         """The gate for texts that a language model wrote."""
-        return fit_gate(self.held_out.preferences, self.ensemble.features) if self.held_out else None
+        if self.held_out is None:
+            return None
+        return fit_gate(self.held_out.preferences, self.ensemble.features, encode=self.encode)
 
     @cached_property
     def likings(self) -> Likings | None:
         """What members like, to match preferences in words by their meaning."""
-        return Likings.of(self.ensemble, self.held_out) if self.held_out else None
+        return Likings.of(self.ensemble, self.held_out, self.encode) if self.held_out else None
 
     def answer(
         self, request: AnswerRequest, candidates: Candidates | None = None, *, progress: Progress | None = None
@@ -428,9 +428,9 @@ class Answerer:
         found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
         gate = self.gate
         if gate is None and (request.distill or self.policies or not given):
-            gate = host.encode(lambda: self.fitted_gate)
+            gate = self.fitted_gate
         if gate is not None:
-            reasons = self._refused(gate, request, [entry.text for entry in found.answers], host)
+            reasons = gate.reasons(request.prompt, [entry.text for entry in found.answers])
             notes = notes + [
                 f"read the answer of member {entry.member} with care: {reason}"
                 for entry, reason in zip(found.answers, reasons, strict=True)
@@ -475,7 +475,7 @@ class Answerer:
                 "judgement",
             )
         elif request.like:
-            match = host.encode(lambda: self.likings.match(request.like, request.seed) if self.likings else None)
+            match = self.likings.match(request.like, request.seed) if self.likings else None
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
 
     def _drafts(self, request: AnswerRequest, user: User | None, voters: Voters, host: Host) -> Drafts:
@@ -510,9 +510,6 @@ class Answerer:
         rewards = host.rewards([(request.prompt, text) for text in rows], average=average)
         return rewards[[rows[text] for text in texts]]
 
-    def _refused(self, gate: NoveltyGate, request: AnswerRequest, texts: Sequence[str], host: Host) -> Sequence[str]:
-        return host.encode(lambda: gate.reasons(request.prompt, texts))
-
     def _with_statement(
         self,
         found: Answer,
@@ -539,7 +536,7 @@ class Answerer:
         drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
         if not drafts:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-        reasons = self._refused(gate, request, drafts, host) if gate else [""] * len(drafts)
+        reasons = gate.reasons(request.prompt, drafts) if gate else [""] * len(drafts)
         voters = Voters.of(self.ensemble).at(request.level)
         of_drafts = self._rewards(request, drafts, host)[:, : self.ensemble.k]
         best = judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)

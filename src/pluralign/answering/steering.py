@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pluralign.answering.request import AnswerRequest, Voters
+from pluralign.answering.request import AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
@@ -280,7 +280,8 @@ def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
 class Likings:
     """What the members like on held-out votes, as directions in the space of sentence vectors."""
 
-    features: TextFeatures
+    embed: Callable[[Sequence[str]], FloatArray]
+    """Takes n texts; returns their vectors, ``(n, d)``."""
     difference: FloatArray
     """v_a − v_b of each pair, ``(n_pairs, d)``."""
     liking: FloatArray
@@ -293,24 +294,27 @@ class Likings:
     weights: FloatArray
 
     @classmethod
-    def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes) -> "Likings | None":
+    def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes, encode: Encode = at_once) -> "Likings | None":
         """Encode held-out texts; their votes are not used. None without a transformers encoder or enough prompts."""
         features = sentence_features(ensemble)
         if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
             return None
+
+        def embed(texts: Sequence[str]) -> FloatArray:
+            return np.asarray(encode(features, [("", text) for text in texts]), dtype=np.float64)
+
         liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
         liking -= (liking @ ensemble.weights)[:, None]
         rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
         votes = held_out.preferences[rows]
-        n, texts = len(votes.responses), [*map(str, votes.responses), *COMMON]
-        vectors = np.asarray(features([("", text) for text in texts]), dtype=np.float64)
+        n, vectors = len(votes.responses), embed([*map(str, votes.responses), *COMMON])
         difference = vectors[votes.a_index] - vectors[votes.b_index]
         mean = vectors[:n].mean(axis=0)
-        return cls(features, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
+        return cls(embed, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
 
     def match(self, text: str, seed: int = 0) -> MeaningMatch:
         """Compare a description, such as "protect nature first", with what the members like."""
-        described = np.vstack([self.common, np.asarray(self.features([("", text)]), dtype=np.float64)]) - self.mean
+        described = np.vstack([self.common, self.embed([text])]) - self.mean
         return MeaningMatch(
             meaning_posterior(self.difference, self.liking, self.prompts, described, self.weights, seed)
         )

@@ -199,7 +199,10 @@ class AccessMiddleware:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        work = asyncio.create_task(_run_app(self.app, scope, replay, send))
+        async def run() -> None:
+            await self.app(scope, replay, send)
+
+        work = asyncio.create_task(run())
         watch = asyncio.create_task(wait_for_disconnect())
         try:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -213,16 +216,10 @@ class AccessMiddleware:
             work.result()
 
 
-async def _run_app(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    await app(scope, receive, send)
-
-
 async def _send_error(error: ApiError, send: Send) -> None:
-    body = error.content
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    pairs = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": error.content})
 
 
 def _with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

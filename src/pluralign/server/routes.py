@@ -17,7 +17,7 @@ from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat
 from pluralign.server import schemas
 from pluralign.server.chat import find_model, name_ignored
-from pluralign.server.errors import ApiError, FiniteJSONResponse
+from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
 from pluralign.server.service import Service
@@ -135,7 +135,7 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
         metrics: returns the current metrics in Prometheus's text format.
     """
     router = APIRouter()
-    content = FiniteJSONResponse(to_json(ensemble)).body
+    content = json.dumps(to_json(ensemble), ensure_ascii=False, allow_nan=False).encode()
 
     @router.get("/v1/ensemble", tags=["answers"], response_model=EnsembleResponse)
     async def ensemble_data() -> Response:
@@ -282,7 +282,7 @@ def score_routes(service: Service) -> APIRouter:
         ]
         if body.return_documents:
             results = [one.model_copy(update={"document": schemas.Document(text=texts[one.index])}) for one in results]
-        meta = schemas.CohereMeta(api_version=schemas.ApiVersion(version="2"))
+        meta = {"api_version": {"version": "2"}}
         return schemas.CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
 
     @router.post("/get_reward", tags=["rewards"])

@@ -64,9 +64,18 @@ class Service:
     """Called with the number of texts and the seconds of each batch."""
 
     def __post_init__(self) -> None:
+        self.answerer = replace(self.answerer, encode=self.encode)
         self.ensemble: RewardEnsemble = self.answerer.ensemble
         self.limits, self.name = self.settings.limits, self.settings.name
         self.slots = Slots(self.limits, self.answerer.samplers)
+        self.batcher = Batcher(
+            lambda items: self.score(items),
+            texts=self.limits.batch_texts,
+            wait=self.limits.batch_wait,
+            queue=self.limits.queue_texts,
+            remember=self.limits.remembered,
+            observe=self.observe,
+        )
 
     @cached_property
     def _seeds(self) -> random.Random:
@@ -81,19 +90,6 @@ class Service:
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:
         """The function from texts to rewards, with one more column for steering; keeps its models in memory."""
         return self.ensemble.scorer(average=True)
-
-    @cached_property
-    def batcher(self) -> Batcher:
-        """Scores the texts of concurrent requests together."""
-        limits = self.limits
-        return Batcher(
-            self.score,
-            texts=limits.batch_texts,
-            wait=limits.batch_wait,
-            queue=limits.queue_texts,
-            remember=limits.remembered,
-            observe=self.observe,
-        )
 
     @cached_property
     def chooser(self) -> Answerer:
@@ -143,6 +139,15 @@ class Service:
             raise ApiError(503, f"{full}.", code="queue_full", retry_after=full.retry_after) from None
         return rewards if average else rewards[:, : self.ensemble.k]
 
+    def encode(self, encoder: Callable[[Sequence[Item]], FloatArray], items: Sequence[Item]) -> FloatArray:
+        """Return vectors of texts for a thread that answers.
+
+        An encoder serves one thread at a time: that of the batcher. Batches of other requests go between the parts.
+        """
+        size, thread = self.limits.batch_texts, self.batcher.thread
+        parts = [items[start : start + size] for start in range(0, len(items), size)]
+        return np.vstack([thread.submit(encoder, part).result() for part in parts])
+
     async def decoded_rewards(self, prompts: Sequence[str], queries: Sequence[str]) -> FloatArray:
         """Return ``(n_queries, k)`` rewards of decoded texts: each query is a prompt, its response and end marks."""
         items: list[Item] = []
@@ -169,10 +174,8 @@ class Service:
         cards = self.answerer.cards
         members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
         (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
-        undecided = self.ensemble.undecided
-        return schemas.ExplainResponse(
-            **comparison.model_dump(), rewards=schemas.PairRewards(a=a, b=b), members=members, undecided=undecided
-        )
+        own = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
+        return schemas.ExplainResponse(**dict(comparison), **own)
 
     def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
         votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
@@ -341,10 +344,6 @@ class RequestHost(Host):
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
-
-    def encode(self, work: Callable[[], Result]) -> Result:
-        """Encode in the thread of the batcher: an encoder serves one thread at a time."""
-        return self._wait(self.service.batcher.run(work))
 
 
 def _no_generator() -> Sequence[str]:
