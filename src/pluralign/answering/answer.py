@@ -28,8 +28,6 @@ from pluralign.answering.gate import NoveltyGate, fit_gate
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
 from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.slate import (
-    DRAFTS,
-    WRITING_TEMPERATURE,
     Consensus,
     Distilled,
     Indices,
@@ -61,7 +59,7 @@ from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
-from pluralign.theory.social_choice import policies as policies_of
+from pluralign.theory.social_choice import policies
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")
@@ -70,6 +68,10 @@ RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
 Candidates: TypeAlias = Sequence[str] | Callable[[], Sequence[str]]
 """Responses to choose from, or a function that returns them. It is called only if they are needed."""
 
+DRAFTS = 4
+"""Statements to request from the writer."""
+WRITING_TEMPERATURE = 0.7
+"""Maximum sampling temperature of drafts. At the higher temperature of candidates, small models write nonsense."""
 SHARED_CANDIDATES = 8
 """Candidates to sample for a request that does not say."""
 
@@ -199,7 +201,8 @@ def choose(
         drawn = int(random.choice(len(voters.weights), p=voters.alpha)) if drafts is None else drafts.members[0]
         if request.level == "policy" and drawn not in written:
             some = np.arange(len(texts)) if drafts is None else np.array([texts.index(one) for one in drafts.shared])
-            favourite[drawn] = some[random.choice(len(some), p=policy(rewards[some, drawn], voters.temperature))]
+            chance = policies(rewards[some], voters.temperature)[:, drawn]
+            favourite[drawn] = some[random.choice(len(some), p=chance)]
         share = None if drafts else float(at_level.first_choices(rewards)[favourite[drawn]])
         return replace(found, answers=(replace(_pick(texts, favourite, voters, drawn), share=share),))
     user = user or find_user(request, voters)
@@ -220,18 +223,6 @@ def refuse(text: str, mode: Mode) -> Answer:
         'I cannot help with that.'
     """
     return Answer(mode, (SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
-
-
-def policy(rewards: FloatArray, beta: float) -> FloatArray:
-    """Return the probabilities of the candidates under one member's policy, ∝ exp(r/β), ``(n_candidates,)``.
-
-    This is the policy of App. A with a uniform reference over the candidates.
-
-    Example:
-        >>> policy(np.array([1.0, 0.0]), 1.0).round(3)
-        array([0.731, 0.269])
-    """
-    return np.asarray(policies_of(rewards[:, None], beta)[:, 0])
 
 
 def _pick(

@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 
 from pluralign.answering.generate import Sampler
@@ -188,22 +187,11 @@ def run_settings(
     ensemble: RewardEnsemble, prompts: Sequence[PromptLike], model: str, options: TuneOptions
 ) -> dict[str, Any]:
     """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
-    settings = {"model": model, "ensemble": ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
+    keys = "\0".join(sorted(Prompt(prompt).key for prompt in prompts))
+    hashes = {"ensemble": ensemble.identity, "prompts": hashlib.sha256(keys.encode()).hexdigest()[:16]}
     unimportant = ("micro_batch", "limit")  # memory, and the prompts, which have their hash
-    return settings | {name: value for name, value in to_json(options).items() if name not in unimportant}
-
-
-def ensemble_hash(ensemble: RewardEnsemble) -> str:
-    """Return a hash of the ensemble's features, weights and members, which identifies it in a manifest."""
-    digest = hashlib.sha256(json.dumps(ensemble.features.to_json(), sort_keys=True, default=str).encode())
-    digest.update(ensemble.weights.tobytes())
-    for name, array in sorted(ensemble.members.arrays().items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _prompts_hash(prompts: Sequence[PromptLike]) -> str:
-    return hashlib.sha256("\0".join(sorted(Prompt(prompt).key for prompt in prompts)).encode()).hexdigest()[:16]
+    own = {name: value for name, value in to_json(options).items() if name not in unimportant}
+    return {"model": model, **hashes, **own}
 
 
 def served_name(model: str) -> str:
@@ -280,19 +268,18 @@ def load_policies(
 
 def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> None:
     """Raise DataError if the manifest has no finished member, or if it belongs to another ensemble."""
+    problem, remedy = "", "run pluralign tune again"
     if not manifest.members:
-        raise DataError("no policy is finished", file=str(folder), remedy="run pluralign tune again to resume")
-    k = len(manifest.members[0].rewards)
-    remedy = "name the folder that was tuned to this ensemble, or run pluralign tune again"
-    if k != ensemble.k:
+        problem = "no policy is finished"
+    elif (k := len(manifest.members[0].rewards)) != ensemble.k:
         problem = f"its policies were tuned to an ensemble of {k} members, but this one has {ensemble.k}"
-        raise DataError(problem, file=str(folder), remedy=remedy)
-    if manifest.settings.get("ensemble") != ensemble_hash(ensemble):
-        raise DataError("its policies were tuned to another ensemble", file=str(folder), remedy=remedy)
+    elif manifest.settings.get("ensemble") != ensemble.identity:
+        problem, remedy = "its policies were tuned to another ensemble", f"name the folder of this ensemble, or {remedy}"
     for policy in manifest.members:
-        if not 0 <= policy.member < k or policy.path != Path(policy.path).name:
-            problem = f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
-            raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy="run pluralign tune again")
+        if not 0 <= policy.member < ensemble.k or policy.path != Path(policy.path).name:
+            problem = problem or f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
+    if problem:
+        raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy=remedy)
 
 
 def with_tuned_temperature(options: SamplingOptions, tuned_at: float, *, small: bool) -> SamplingOptions:

@@ -8,6 +8,7 @@ A run resumes: finished members are not trained again, and all files are written
 vLLM or another server, not here.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -298,7 +299,12 @@ def _tune_members(
     too_long = len(prompts) - len(fitting)
     _check_enough(fitting, too_long)
     train, held_out = split_prompts(fitting, options.held_out, options.seed)
-    advance = _counter(progress, len(fitting) + len(remaining) * (options.steps + len(held_out)))
+    done, total = itertools.count(1), len(fitting) + len(remaining) * (options.steps + len(held_out))
+
+    def advance() -> None:
+        if progress:
+            progress(next(done), total)
+
     run = Run(ensemble, policy, train, held_out, output, options, advance)
     manifest = replace(manifest, pluralign=__version__)
     manifest.save(output)
@@ -369,16 +375,3 @@ def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
             for i in range(min(EXAMPLES, len(after)))
         ],
     )
-
-
-def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
-    """Return a function that reports one more finished unit: a sampled prompt or an optimiser step."""
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress(done, total)
-
-    return advance

@@ -165,7 +165,7 @@ def create_app(
         representation=settings.representation,
         evaluation=settings.evaluation,
     )
-    metrics = Metrics.create()
+    metrics = Metrics()
     names = [card.name for card in page.members]
     service = Service(answerer=answerer, settings=settings, names=names, observe=metrics.count_batch)
     metrics.watch_queue(lambda: service.batcher.waiting)

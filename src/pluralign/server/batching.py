@@ -12,14 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeAlias
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.votes.prompts import Item, text_key
-
-ScoreTexts: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 
 WINDOW_SHARE = 0.1
 """The batch window is at most this share of the duration of the last batch."""
@@ -59,7 +56,7 @@ class Batcher:
 
     def __init__(
         self,
-        score: ScoreTexts,
+        score: Callable[[Sequence[Item]], FloatArray],
         *,
         texts: int,
         wait: float,

@@ -94,7 +94,8 @@ class AccessMiddleware:
         finally:
             status, seconds = status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started
             self.observe(scope["path"], status, seconds)
-            logger.info("%s %s %s %.0f ms", scope["method"], _printable(scope["path"]), status, 1000 * seconds)
+            path = scope["path"].encode("unicode_escape").decode()[:200]  # one line of the log
+            logger.info("%s %s %s %.0f ms", scope["method"], path, status, 1000 * seconds)
 
     @contextmanager
     def _counted(self, path: str) -> Iterator[None]:
@@ -254,42 +255,25 @@ def _has_key(header: str, key: str) -> bool:
     return hmac.compare_digest(given.strip().encode(), key.encode())
 
 
-def _printable(path: str) -> str:
-    """Return a path for the log: one line, at most 200 characters."""
-    return path.encode("unicode_escape").decode()[:200]
-
-
 # --- Prometheus metrics of one application.
 
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-@dataclass(frozen=True)
 class Metrics:
     """Counters and histograms. Each application has its own registry."""
 
-    registry: CollectorRegistry
-    requests: Counter
-    seconds: Histogram
-    rejected: Counter
-    batch_texts: Histogram
-    batch_seconds: Histogram
-    routes: set[str] = field(default_factory=set)
-    """Paths with their own label; all other paths share the label ``other``."""
-
-    @classmethod
-    def create(cls) -> "Metrics":
-        """Return metrics at zero."""
-        own = CollectorRegistry()
-        return cls(
-            own,
-            Counter("pluralign_requests", "Requests answered.", ["route", "status"], registry=own),
-            Histogram("pluralign_request_seconds", "Seconds per request.", ["route"], registry=own),
-            Counter("pluralign_rejected", "Requests rejected with 503.", ["route"], registry=own),
-            Histogram("pluralign_batch_texts", "Texts per scoring batch.", buckets=BATCH_BUCKETS, registry=own),
-            Histogram("pluralign_batch_seconds", "Seconds per scoring batch.", registry=own),
-        )
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        self.requests = Counter("pluralign_requests", "Requests answered.", ["route", "status"], registry=own)
+        self.seconds = Histogram("pluralign_request_seconds", "Seconds per request.", ["route"], registry=own)
+        self.rejected = Counter("pluralign_rejected", "Requests rejected with 503.", ["route"], registry=own)
+        texts = "Texts per scoring batch."
+        self.batch_texts = Histogram("pluralign_batch_texts", texts, buckets=BATCH_BUCKETS, registry=own)
+        self.batch_seconds = Histogram("pluralign_batch_seconds", "Seconds per scoring batch.", registry=own)
+        self.routes: set[str] = set()
+        """Paths with their own label; all other paths share the label ``other``."""
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """Count one request."""

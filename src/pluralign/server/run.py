@@ -88,7 +88,7 @@ def serve(
             sampler.prepare()
         address = f"[{host}]" if ":" in host else host
         server = Server.of(app, limits)
-        with _handle_signals(server), _request_log():
+        with _signals_and_log(server):
             if ready:
                 ready(f"http://{address}:{listening.getsockname()[1]}")
             server.run(sockets=[listening])
@@ -146,25 +146,18 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def _handle_signals(server: Server) -> Iterator[None]:
-    before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-@contextmanager
-def _request_log() -> Iterator[None]:
-    """Log requests while the server runs."""
+def _signals_and_log(server: Server) -> Iterator[None]:
+    """Handle signals and log requests while the server runs."""
     logger = logging.getLogger(LOGGER)
-    before = logger.level
+    level = logger.level
+    before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def startup_message(address: str, answerer: Answerer, settings: ServerSettings) -> str:

@@ -20,7 +20,6 @@ from pluralign.answering.answer import Answer, Answerer, Host
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.core.options import with_changes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.server import schemas
@@ -29,7 +28,6 @@ from pluralign.server.candidates import Slots, in_thread, prompt_text
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
-from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.items import pair_texts
@@ -67,6 +65,8 @@ class Service:
         self.answerer = replace(self.answerer, encode=self.encode)
         self.ensemble: RewardEnsemble = self.answerer.ensemble
         self.limits, self.name = self.settings.limits, self.settings.name
+        seed = self.settings.seed
+        self.seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
         self.slots = Slots(self.limits, self.answerer.samplers)
         self.batcher = Batcher(
             lambda items: self.score(items),
@@ -76,15 +76,6 @@ class Service:
             remember=self.limits.remembered,
             observe=self.observe,
         )
-
-    @cached_property
-    def _seeds(self) -> random.Random:
-        seed = self.settings.seed
-        return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
-
-    def seed_for(self, given: int | None) -> int:
-        """Return the seed of a request: its own, or the next one of the server."""
-        return self._seeds.randrange(SEED_LIMIT) if given is None else given
 
     @cached_property
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:
@@ -174,7 +165,7 @@ class Service:
         cards = self.answerer.cards
         members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
         (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
-        own = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
+        own: dict[str, Any] = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
         return schemas.ExplainResponse(**dict(comparison), **own)
 
     def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
@@ -188,8 +179,10 @@ class Service:
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         return await self.rewards(items)
 
-    async def rank(self, query: str, texts: Sequence[str], member: int | None, *, raw: bool) -> FloatArray:
-        """Return a score per text, ``(n_texts,)``.
+    async def rank(
+        self, query: str, texts: Sequence[str], member: int | None, *, raw: bool = False
+    ) -> list[tuple[int, float]]:
+        """Return the index and the score of each text, best first.
 
         The score is the text's Borda score, in [0, 1]: the weight that prefers it to another text, averaged over all
         others. With one member, it is the share of the other texts that the member ranks below it.
@@ -203,11 +196,12 @@ class Service:
         weights, prompt = self.weights(member), self.prompt(query)
         rewards = await self.rewards([(prompt, text) for text in texts])
         if raw:
-            return np.asarray(rewards @ weights)
-        if len(texts) == 1:
-            return np.array([0.5])
-        # Mean ranks give the same score as all pairs, without n² numbers.
-        return np.asarray((rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights)
+            scores = rewards @ weights
+        elif len(texts) == 1:
+            scores = np.array([0.5])
+        else:  # mean ranks give the same score as all pairs, without n² numbers
+            scores = (rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights
+        return [(i, float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
 
     def weights(self, member: int | None) -> FloatArray:
         """Return the weights of the ensemble, or all weight on one member, ``(k,)``."""
@@ -220,13 +214,18 @@ class Service:
 
     # --- answering --------------------------------------------------------------------------------------------------
 
-    def sampling(self, body: schemas.Sampled, max_tokens: int | None) -> SamplingOptions:
-        """Return the server's sampling options with those that a request sets."""
+    def sampled(self, body: schemas.Sampled, max_tokens: int | None = None) -> dict[str, Any]:
+        """Return the fields of an ``AnswerRequest`` about sampling: those of the body, else the server's."""
+        max_tokens = max_tokens or body.max_tokens
         check_count(max_tokens or 1, self.limits.max_tokens, "tokens per candidate")
         temperature = None if body.temperature is None else max(body.temperature, MIN_TEMPERATURE)
         given = {"temperature": temperature, "top_p": body.top_p, "max_new_tokens": max_tokens}
-        changes = {name: value for name, value in given.items() if value is not None}
-        return with_changes(self.settings.sampling, changes)
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return {
+            "sampling": replace(self.settings.sampling, **changes),
+            "stop": [body.stop] if isinstance(body.stop, str) else body.stop or (),
+            "seed": self.seeds.randrange(SEED_LIMIT) if body.seed is None else body.seed,
+        }
 
     async def answer(
         self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1
