@@ -209,7 +209,7 @@ def choose(
     steering, pick = user.steering, favourite[user.steering.member]
     if user.beliefs is not None and drafts is None:
         prompt = Prompt(request.prompt).text
-        pick, steering = answer_for(user, user.beliefs, voters, prompt, texts, rewards, average)
+        pick, steering = answer_for(user, voters, prompt, texts, rewards, average)
         found = replace(found, notes=(*notes, *steering_notes(voters)))
     entry = _pick(texts, favourite, voters, steering.member, pick)
     return replace(found, answers=(entry,), steering=steering)
@@ -405,16 +405,15 @@ class Answerer:
     ) -> Answer:
         voters = Voters.of(self.ensemble)
         user = self._user(request, voters, host) if request.mode == "steerable" else None
-        drafts, texts, notes = None, list[str](), list[str]()
-        if self.policies:
-            drafts = self._drafts(request, user, voters, host)
+        texts, notes = list[str](), list[str]()
+        drafts = self._drafts(request, user, voters, host) if self.policies else None
         if drafts is None or drafts.without:
             texts, notes = shared()
         if drafts is not None:
             drafts = replace(drafts, shared=texts)
             texts = drafts.pool
         k, steered = self.ensemble.k, user is not None and user.beliefs is not None
-        scored = self._rewards(request, texts, host, average=steered)
+        scored = host.rewards([(request.prompt, text) for text in texts], average=steered)
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
         found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
         gate = self.gate
@@ -456,15 +455,11 @@ class Answerer:
         if self.judge is not None:
             if not request.like or self.held_out is None:
                 raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
-            judge, careful = self.judge, replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
-            held_out = self.held_out
-            scored = host.sample(
-                lambda: judged_choices(
-                    voters, held_out, request.like, lambda text: sample_distinct(judge, text, 1, careful).responses[0]
-                ),
-                judge.name,
-                "judgement",
-            )
+            judge, held_out = self.judge, self.held_out
+            careful = replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
+            ask = lambda text: sample_distinct(judge, text, 1, careful).responses[0]  # noqa: E731
+            work = partial(judged_choices, voters, held_out, request.like, ask)
+            scored = host.sample(work, judge.name, "judgement")
         elif request.like:
             match = self.likings.match(request.like, request.seed) if self.likings else None
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
@@ -493,14 +488,6 @@ class Answerer:
         texts = {j: cut_at(outcomes[j].responses, request.stop) for j in writing if j not in failed}
         return Drafts(members, texts, notes=tuple(notes))
 
-    def _rewards(
-        self, request: AnswerRequest, texts: Sequence[str], host: Host, *, average: bool = False
-    ) -> FloatArray:
-        """Return the rewards of responses to the prompt; repeats are encoded once."""
-        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        rewards = host.rewards([(request.prompt, text) for text in rows], average=average)
-        return rewards[[rows[text] for text in texts]]
-
     def _with_statement(
         self,
         found: Answer,
@@ -515,9 +502,8 @@ class Answerer:
 
         def write() -> Sequence[str] | DataError:
             try:
-                return sample_distinct(
-                    writer, instruction(request.prompt, found.answers), DRAFTS, _for_statements(request)
-                ).responses
+                asked = instruction(request.prompt, found.answers)
+                return sample_distinct(writer, asked, DRAFTS, _for_statements(request)).responses
             except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
                 return error
 
@@ -529,7 +515,7 @@ class Answerer:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
         reasons = gate.reasons(request.prompt, drafts) if gate else [""] * len(drafts)
         voters = Voters.of(self.ensemble).at(request.level)
-        of_drafts = self._rewards(request, drafts, host)[:, : self.ensemble.k]
+        of_drafts = host.rewards([(request.prompt, text) for text in drafts])
         best = judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
         notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
         return replace(found, distilled=best, notes=(*found.notes, *notes))

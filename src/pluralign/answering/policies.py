@@ -149,10 +149,9 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
         UsageError: the folder is a file.
         DataError: the folder holds other files, or policies that were tuned with other settings.
     """
-    path = folder / MANIFEST_FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder.")
-    if not path.is_file():
+    if not (folder / MANIFEST_FILE).is_file():
         if folder.is_dir() and any(folder.iterdir()):
             raise DataError("the folder holds other files", file=str(folder), remedy="name a new folder")
         return Manifest(settings)
@@ -174,13 +173,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        remedy = "name a folder that pluralign tune wrote"
-        raise DataError(f"it has no {MANIFEST_FILE}", file=str(folder), remedy=remedy)
+        raise DataError(
+            f"it has no {MANIFEST_FILE}", file=str(folder), remedy="name a folder that pluralign tune wrote"
+        )
     try:
         return from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        remedy = "name another folder"
-        raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
+        problem = "pluralign tune did not write this file"
+        raise DataError(problem, file=str(path), remedy="name another folder") from None
 
 
 def run_settings(
@@ -255,10 +255,9 @@ def load_policies(
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
         base: Sampler = ServerModel(manifest.base.name, remote)
     else:
-        paths = {policy.member: folder / policy.path for policy in manifest.members}
-        paths = {member: path for member, path in paths.items() if path.is_dir()}
         adapters = Adapters(str(manifest.settings["model"]))
-        samplers = {member: AdapterPolicy(adapters, path, tuned_at) for member, path in paths.items()}
+        found = [(policy.member, path) for policy in manifest.members if (path := folder / policy.path).is_dir()]
+        samplers = {member: AdapterPolicy(adapters, path, tuned_at) for member, path in found}
         base = AdapterPolicy(adapters, None, tuned_at)
     if not samplers:
         raise DataError("its adapters are missing", file=str(folder), remedy="run pluralign tune again")
@@ -274,7 +273,8 @@ def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> 
     elif (k := len(manifest.members[0].rewards)) != ensemble.k:
         problem = f"its policies were tuned to an ensemble of {k} members, but this one has {ensemble.k}"
     elif manifest.settings.get("ensemble") != ensemble.identity:
-        problem, remedy = "its policies were tuned to another ensemble", f"name the folder of this ensemble, or {remedy}"
+        problem = "its policies were tuned to another ensemble"
+        remedy = f"name the folder that was tuned to this ensemble, or {remedy}"
     for policy in manifest.members:
         if not 0 <= policy.member < ensemble.k or policy.path != Path(policy.path).name:
             problem = problem or f"it names a member {policy.member} at {policy.path!r}, which tune does not write"

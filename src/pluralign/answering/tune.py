@@ -179,11 +179,9 @@ def _chosen_members(ensemble: RewardEnsemble, members: Sequence[int]) -> list[in
 
 def _check_enough(prompts: Sequence[PromptLike], too_long: int = 0) -> None:
     if len(prompts) < FEWEST_PROMPTS:
-        given = f"there are {len(prompts)} distinct prompts"
-        if too_long:
-            given += f" that fit the model's context ({too_long:,} do not)"
-        problem = f"{given}, but at least {FEWEST_PROMPTS} are needed: two to train on and two to evaluate on"
-        raise DataError(problem, remedy="give more prompts")
+        which = f" that fit the model's context ({too_long:,} do not)" if too_long else ""
+        needed = f"at least {FEWEST_PROMPTS} are needed: two to train on and two to evaluate on"
+        raise DataError(f"there are {len(prompts)} distinct prompts{which}, but {needed}", remedy="give more prompts")
 
 
 def split_prompts(
