@@ -413,7 +413,9 @@ class Answerer:
             drafts = replace(drafts, shared=texts)
             texts = drafts.pool
         k, steered = self.ensemble.k, user is not None and user.beliefs is not None
-        scored = host.rewards([(request.prompt, text) for text in texts], average=steered)
+        distinct = list(dict.fromkeys(texts))
+        scored = host.rewards([(request.prompt, text) for text in distinct], average=steered)
+        scored = scored[[distinct.index(text) for text in texts]]
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
         found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
         gate = self.gate
