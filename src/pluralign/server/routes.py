@@ -219,7 +219,7 @@ def score_routes(service: Service) -> APIRouter:
     async def compare(body: schemas.CompareRequest, response: Response) -> schemas.CompareResponse:
         """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
         name_ignored(body, response.headers)
-        return schemas.CompareResponse(results=await service.compare(body.pairs))
+        return schemas.CompareResponse(results=(await service.compare(body.pairs))[0])
 
     @router.post("/v1/score", tags=["scores"])
     async def score(body: schemas.ScoreRequest, response: Response) -> schemas.ScoreResponse:

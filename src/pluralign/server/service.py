@@ -154,30 +154,25 @@ class Service:
         rewards = await self.rewards([(self.prompt(prompt), response) for prompt, response in split])
         return [schemas.TextRewards(rewards=row.tolist()) for row in rewards]
 
-    async def compare(self, pairs: Sequence[schemas.Pair]) -> list[schemas.Comparison]:
-        """Return the votes and both predicted shares of each pair."""
-        return self._comparisons(await self._pair_rewards(pairs))
-
-    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
-        """Return the votes on a pair, and the reasons of every member."""
-        rewards = await self._pair_rewards([pair])
-        prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
-        cards = self.answerer.cards
-        members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
-        (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
-        own: dict[str, Any] = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
-        return schemas.ExplainResponse(**dict(comparison), **own)
-
-    def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
+    async def compare(self, pairs: Sequence[schemas.Pair]) -> tuple[list[schemas.Comparison], FloatArray]:
+        """Return the votes and both predicted shares of each pair, and the rewards of its responses in turn."""
+        items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
+        rewards = await self.rewards(items)
         votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
         shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
         rows = zip(votes.tolist(), shares["vote"].tolist(), shares["policy"].tolist(), strict=True)
-        return [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        found = [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        return found, rewards
 
-    async def _pair_rewards(self, pairs: Sequence[schemas.Pair]) -> FloatArray:
-        """Return the rewards of the first and the second response of each pair in turn, ``(2 n_pairs, k)``."""
-        items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
-        return await self.rewards(items)
+    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
+        """Return the votes on a pair, and the reasons of every member."""
+        (comparison,), rewards = await self.compare([pair])
+        prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
+        cards = self.answerer.cards
+        members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
+        a, b = rewards.tolist()
+        own: dict[str, Any] = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
+        return schemas.ExplainResponse(**dict(comparison), **own)
 
     async def rank(
         self, query: str, texts: Sequence[str], member: int | None, *, raw: bool = False
@@ -257,8 +252,8 @@ class Service:
         """Return the number of drafts that policies write for an answer."""
         if request.mode == "distributional":
             return 1
-        n_members = sum(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT for j in self.answerer.policies)
-        return (request.n or 1) * (int(n_members) if request.mode == "balanced" else 1)
+        n_members = sum(bool(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT) for j in self.answerer.policies)
+        return (request.n or 1) * (n_members if request.mode == "balanced" else 1)
 
     async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
@@ -269,22 +264,17 @@ class Service:
             steering = steer_by_choices(ScoredChoices.of(self.ensemble, votes, lambda _: rewards), voters)
         else:
             prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
-            likeliest = prior.index(max(prior))
-            why = "it has the most weight"
-            steering = Steering(likeliest, why, prior[likeliest], prior, (prior,), average=1 - sum(prior))
+            member, nobody = prior.index(max(prior)), 1 - sum(prior)
+            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), average=nobody)
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
         """Return the choices of a request as votes."""
         check_count(len(choices), self.limits.choices, "choices")
         chose_a = np.array([choice.chosen == "a" for choice in choices], dtype=np.int64)
-        return PreferenceSet.from_columns(
-            [self.prompt(choice.prompt) for choice in choices],
-            [choice.response_a for choice in choices],
-            [choice.response_b for choice in choices],
-            chose_a,
-            1 - chose_a,
-        )
+        prompts = [self.prompt(choice.prompt) for choice in choices]
+        first, second = [choice.response_a for choice in choices], [choice.response_b for choice in choices]
+        return PreferenceSet.from_columns(prompts, first, second, chose_a, 1 - chose_a)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
