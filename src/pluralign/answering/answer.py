@@ -24,20 +24,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from pluralign.answering import slate
 from pluralign.answering.gate import NoveltyGate, fit_gate
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
 from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
-from pluralign.answering.slate import (
-    Consensus,
-    Distilled,
-    Indices,
-    SlateEntry,
-    consensus,
-    favourites,
-    instruction,
-    judge_statements,
-    slate,
-)
 from pluralign.answering.steering import (
     JUDGE_TOKENS,
     Likings,
@@ -81,9 +71,9 @@ class Answer:
     """The answer in one mode, and the reasons for it."""
 
     mode: Mode
-    answers: tuple[SlateEntry, ...]
-    consensus: Consensus | None = None
-    distilled: Distilled | None = None
+    answers: tuple[slate.SlateEntry, ...]
+    consensus: slate.Consensus | None = None
+    distilled: slate.Distilled | None = None
     steering: Steering | None = None
     refused: bool = False
     candidates: int = 0
@@ -125,7 +115,7 @@ class Drafts:
         """
         return list(dict.fromkeys([*(text for texts in self.texts.values() for text in texts), *self.shared]))
 
-    def picks(self, rewards: FloatArray, random: np.random.Generator) -> Indices:
+    def picks(self, rewards: FloatArray, random: np.random.Generator) -> slate.Indices:
         """Return the row of ``pool`` that each member answers with, ``(k,)``; −1 for members that do not answer."""
         rows = {text: row for row, text in enumerate(self.pool)}
         picks = np.full(rewards.shape[1], -1)
@@ -134,7 +124,7 @@ class Drafts:
             picks[j] = of_member[int(rewards[of_member, j].argmax())]
         if self.without:
             shared = np.array([rows[text] for text in dict.fromkeys(self.shared)])
-            top = favourites(rewards[shared], random)
+            top = slate.favourites(rewards[shared], random)
             picks[self.without] = shared[top[self.without]]
         return picks
 
@@ -188,14 +178,14 @@ def choose(
         picks = drafts.picks(rewards, random)
     written = () if drafts is None else tuple(j for j in drafts.members if j in drafts.texts)
     found = Answer(request.mode, (), candidates=len(texts), texts=tuple(texts), notes=notes, written=written)
-    at_level, favourite = voters.at(request.level), favourites(rewards, random) if picks is None else picks
+    at_level, favourite = voters.at(request.level), slate.favourites(rewards, random) if picks is None else picks
     if request.mode == "balanced":
         if picks is not None:  # only these answers are compared
             kept = list(dict.fromkeys(picks[picks >= 0].tolist()))
             texts, rewards = [texts[row] for row in kept], rewards[kept]
             picks = np.array([kept.index(row) if row >= 0 else 0 for row in picks.tolist()])
-        winner = consensus(texts, rewards, at_level, request.rule, random)
-        shown = slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
+        winner = slate.consensus(texts, rewards, at_level, request.rule, random)
+        shown = slate.slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
         return replace(found, answers=shown.entries, consensus=winner, coverage=shown.coverage)
     if request.mode == "distributional":
         drawn = int(random.choice(len(voters.weights), p=voters.alpha)) if drafts is None else drafts.members[0]
@@ -222,16 +212,16 @@ def refuse(text: str, mode: Mode) -> Answer:
         >>> refuse("I cannot help with that.", "balanced").answers[0].text
         'I cannot help with that.'
     """
-    return Answer(mode, (SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
+    return Answer(mode, (slate.SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
 
 
 def _pick(
-    texts: Sequence[str], favourite: Indices, voters: Voters, member: int, choice: int | None = None
-) -> SlateEntry:
+    texts: Sequence[str], favourite: slate.Indices, voters: Voters, member: int, choice: int | None = None
+) -> slate.SlateEntry:
     """Return a member's answer, with the weight of all members that chose the same text."""
     choice = int(favourite[member]) if choice is None else choice
     members = np.flatnonzero(favourite == choice)
-    return SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
+    return slate.SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
 
 
 def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
@@ -504,7 +494,7 @@ class Answerer:
 
         def write() -> Sequence[str] | DataError:
             try:
-                asked = instruction(request.prompt, found.answers)
+                asked = slate.instruction(request.prompt, found.answers)
                 return sample_distinct(writer, asked, DRAFTS, _for_statements(request)).responses
             except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
                 return error
@@ -518,7 +508,7 @@ class Answerer:
         reasons = gate.reasons(request.prompt, drafts) if gate else [""] * len(drafts)
         voters = Voters.of(self.ensemble).at(request.level)
         of_drafts = host.rewards([(request.prompt, text) for text in drafts])
-        best = judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
+        best = slate.judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
         notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
         return replace(found, distilled=best, notes=(*found.notes, *notes))
 
