@@ -8,7 +8,7 @@ import pytest
 from served import Client, running
 
 from pluralign import RewardEnsemble, UsageError, create_app
-from pluralign.server.errors import FiniteJSONResponse
+from pluralign.server.app import FiniteJSONResponse
 from pluralign.server.limits import Limits
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from served import Writer
 
 from pluralign import PreferenceSet, answer, fit, town_hall
+from pluralign.answering.answer import DRAFTS
 from pluralign.answering.gate import (
     FEWEST_TEXTS,
     REASONS,
@@ -21,7 +22,6 @@ from pluralign.answering.gate import (
     last_layer,
     topic_distance,
 )
-from pluralign.answering.slate import DRAFTS
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.text.encoders import default_encoder
 from pluralign.text.features import TextFeatures

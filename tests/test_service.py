@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from served import TEXTS, Counting, pair, running, wait_until
 from pluralign import RewardEnsemble
 from pluralign.server.limits import Limits
 from pluralign.server.service import without_end_marks
+from pluralign.votes.prompts import Item
 
 
 def test_end_marks_are_removed_in_linear_time() -> None:
@@ -83,3 +86,17 @@ def test_an_answer_whose_client_disconnects_leaves_the_queue(
         assert first.result()["results"]
         assert counting.sizes == [2]
         wait_until(lambda: not [one for one in threading.enumerate() if one.name == "answering"])
+
+
+def test_texts_of_an_answer_are_encoded_in_the_scoring_thread_between_batches(ensemble: RewardEnsemble) -> None:
+    calls: list[tuple[int, str]] = []
+
+    def encoder(items: Sequence[Item]) -> Any:
+        calls.append((len(items), threading.current_thread().name))
+        return np.ones((len(items), 2))
+
+    with running(ensemble, limits=Limits(batch_texts=4)) as client:
+        vectors = client.service.answerer.encode(encoder, [("", str(number)) for number in range(10)])
+    assert vectors.shape == (10, 2)
+    assert [size for size, _ in calls] == [4, 4, 2]
+    assert all(thread.startswith("scoring") for _, thread in calls)

@@ -21,8 +21,8 @@ from served import SECRET, Client, Writer, running
 import fuzz
 from pluralign import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.server.errors import ErrorBody
 from pluralign.server.limits import Limits
+from pluralign.server.schemas import ErrorBody
 
 N_CASES = len(fuzz.cases())
 SEED = 17
