@@ -31,7 +31,7 @@ from pluralign.text import encoders
 from pluralign.text.features import TextFeatures
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table
 from pluralign.votes.builder import BadRows, RowError
-from pluralign.votes.formats import read_records
+from pluralign.votes.formats import file_records
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt
 
@@ -264,19 +264,16 @@ def _cut_file(path: Path, folder: Path, rows: int) -> list[Path]:
 
 def _tables(path: Path, rows: int) -> Iterator[pa.Table]:
     bad = BadRows(str(path), can_skip=False)
-    with path.open("rb") as stream:
-        records = read_records(stream, bad)
-        while part := list(itertools.islice(records, rows)):
-            plain = []
-            for row, record in part:
-                try:
-                    prompt, response = read_item(record)
-                except RowError as error:
-                    bad.report(row, error)
+    records = file_records(path, bad)
+    while part := list(itertools.islice(records, rows)):
+        plain = []
+        for row, record in part:
+            with bad.row(row):
+                prompt, response = read_item(record)
                 is_chat = {CHAT_COLUMN: True} if Prompt(prompt).is_chat else {}
                 plain.append({**record, "prompt": Prompt(prompt).key, "response": response, **is_chat})
-            names = dict.fromkeys(name for line in plain for name in line)
-            yield pa.table({name: _array([line.get(name) for line in plain], name, path) for name in names})
+        names = dict.fromkeys(name for line in plain for name in line)
+        yield pa.table({name: _array([line.get(name) for line in plain], name, path) for name in names})
 
 
 def _array(values: list[Any], name: str, path: Path) -> pa.Array:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import changed_options, check_choices, check_seed
+from pluralign.core.options import changed_options, check_choices, check_seed, option
 
 # --- Which layers of a transformer model are used as features: the option ``layers``.
 
@@ -108,22 +108,17 @@ ChosenPrecision: TypeAlias = Literal["float32", "bfloat16"]
 class EncodeOptions:
     """How texts are encoded."""
 
-    encoder: str = field(
-        default="minilm", metadata={"help": "minilm, smollm2, hashing, none, a model folder, or a hub id."}
-    )
-    layers: str = field(
-        default="auto",
-        metadata={
-            "help": "Layers to pool and concatenate, for instance 0,2,4,6 (0: embeddings). auto: four evenly spaced "
-            "layers of an encoder, or the layer at two thirds of a decoder. last: the model's own vector."
-        },
+    encoder: str = option("minilm", "minilm, smollm2, hashing, none, a model folder, or a hub id.")
+    layers: str = option(
+        "auto",
+        "Layers to pool and concatenate, for instance 0,2,4,6 (0: embeddings). auto: four evenly spaced "
+        "layers of an encoder, or the layer at two thirds of a decoder. last: the model's own vector.",
     )
     pooling: Pooling = field(default="mean", metadata={"help": "Pooling of layers: mean over tokens, or last token."})
     precision: Precision = field(
-        default="float32",
-        metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."},
+        default="float32", metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."}
     )
-    surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
+    surface: bool = option(True, "Append surface features: lengths, punctuation, structure.")
 
     def __post_init__(self) -> None:
         parse_layers(self.layers)
@@ -144,22 +139,18 @@ SMALL_MODEL = 1_000_000_000
 class SamplingOptions:
     """How responses are sampled from a language model."""
 
-    temperature: float | None = field(
-        default=None,
-        metadata={
-            "help": "Sampling temperature; higher values give more diverse responses (default: 0.7 for local models "
-            "below 1B parameters, else 1.2)."
-        },
+    temperature: float | None = option(
+        None,
+        "Sampling temperature; higher values give more diverse responses (default: 0.7 for local models "
+        "below 1B parameters, else 1.2).",
     )
-    top_p: float | None = field(
-        default=None,
-        metadata={
-            "help": "Sample from the likeliest tokens with this total probability (default: 0.9 where the default "
-            "temperature is 0.7, else 1: all tokens)."
-        },
+    top_p: float | None = option(
+        None,
+        "Sample from the likeliest tokens with this total probability (default: 0.9 where the default "
+        "temperature is 0.7, else 1: all tokens).",
     )
-    max_new_tokens: int = field(default=256, metadata={"help": "Maximum length of a response, in tokens."})
-    seed: int = field(default=0, metadata={"help": "Random seed; each prompt derives its own seed from it."})
+    max_new_tokens: int = option(256, "Maximum length of a response, in tokens.")
+    seed: int = option(0, "Random seed; each prompt derives its own seed from it.")
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0 < self.temperature <= 10:
@@ -195,18 +186,12 @@ class SamplingOptions:
 class RemoteOptions:
     """Which server to sample from, and its limits."""
 
-    base_url: str = field(
-        default="",
-        metadata={
-            "help": "Sample from this server of OpenAI's chat completions API, such as http://localhost:8000/v1."
-        },
+    base_url: str = option(
+        "", "Sample from this server of OpenAI's chat completions API, such as http://localhost:8000/v1."
     )
-    api_key_env: str = field(
-        default="OPENAI_API_KEY",
-        metadata={"help": "Server: environment variable with the API key; it may be unset."},
-    )
-    concurrency: int = field(default=8, metadata={"help": "Server: maximum number of concurrent requests."})
-    timeout: float = field(default=300.0, metadata={"help": "Server: timeout per response, in seconds."})
+    api_key_env: str = option("OPENAI_API_KEY", "Server: environment variable with the API key; it may be unset.")
+    concurrency: int = option(8, "Server: maximum number of concurrent requests.")
+    timeout: float = option(300.0, "Server: timeout per response, in seconds.")
 
     def __post_init__(self) -> None:
         if not self.base_url and (changed := changed_options(self)):
