@@ -40,8 +40,7 @@ class LoadOptions:
     )
     skip_bad: bool = option(False, "Drop invalid rows and report how many of each kind.")
     rename: Mapping[str, str] = field(
-        default_factory=dict,
-        metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
+        default_factory=dict, metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."}
     )
 
     def __post_init__(self) -> None:
