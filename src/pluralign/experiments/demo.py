@@ -1,7 +1,7 @@
 """``demo``: fit every method on a town hall with known preferences, analyse one ensemble in detail, and report it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -302,10 +302,7 @@ def detail_tables(result: DemoResult) -> Iterator[Table]:
     yield Table(
         "All methods on held-out prompts, best first",
         ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
-        [
-            (*list(vars(one).values())[:-1], "" if one.seconds is None else f"{one.seconds:.1f}")
-            for one in result.methods
-        ],
+        [(*astuple(one)[:-1], "" if one.seconds is None else f"{one.seconds:.1f}") for one in result.methods],
         "True error: squared distance to the shares of the whole town. Corrected: an estimate of it from the votes "
         "alone. Worst member: largest disagreement of a member (chance level .500).",
     )

@@ -186,32 +186,23 @@ class Experiment:
         reading = as_flags({name: getattr(self.load, name) for name in changed_options(self.load)})
         ensemble, candidates = str(self.folder / "ensemble"), str(self.folder / "candidates.jsonl")
         compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
-        steps = [
-            Step("inspect", f"Read the votes{compared}.", [self.data, *reading]),
-            Step(
-                "fit",
-                f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
-                [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
-            ),
-            Step(
-                "generate",
-                f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
-                [self.prompts, "-o", candidates, *as_flags(self.sampling)],
-            ),
-            Step(
-                "diversity",
-                "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
-                [ensemble, candidates],
-            ),
-            Step(
-                "report",
-                "Write one page with figures, member cards and case studies.",
-                [ensemble, "-o", str(self.folder / "report.html"), "--candidates", candidates],
-            ),
-        ]
-        launch = [] if self.options.encoder else self.hardware.launch
-        starts = {"fit": [*launch, "pluralign", "fit"]}
-        return [replace(one, command=[*starts.get(one.name, ["pluralign", one.name]), *one.command]) for one in steps]
+        does = {
+            "inspect": f"Read the votes{compared}.",
+            "fit": f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
+            "generate": f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
+            "diversity": "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
+            "report": "Write one page with figures, member cards and case studies.",
+        }
+        arguments = {
+            "inspect": [self.data, *reading],
+            "fit": [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
+            "generate": [self.prompts, "-o", candidates, *as_flags(self.sampling)],
+            "diversity": [ensemble, candidates],
+            "report": [ensemble, "-o", str(self.folder / "report.html"), "--candidates", candidates],
+        }
+        launch = {"fit": () if self.options.encoder else self.hardware.launch}
+        commands = {name: [*launch.get(name, ()), "pluralign", name, *words] for name, words in arguments.items()}
+        return [Step(name, text, commands[name]) for name, text in does.items()]
 
 
 def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOptions) -> list[Experiment]:

@@ -11,7 +11,7 @@ import numpy as np
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records, read_records
 from pluralign.votes.prompts import Item
 from pluralign.votes.values import Record, read_prompt, read_response
@@ -88,10 +88,8 @@ def _batches(rows: Lines, *names: str) -> Iterator[list[list[Item]]]:
     while batch := list(itertools.islice(records, LINES_PER_BATCH)):
         items = []
         for row, record in batch:
-            try:
+            with bad.row(row):
                 items.append(_read_items(record, *names))
-            except RowError as error:
-                bad.report(row, error)
         yield items
 
 

@@ -108,14 +108,11 @@ class VectorCache:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 self.path.unlink(missing_ok=True)
             if self.path not in _noted:
                 _noted.add(self.path)
                 logger.warning("the vector cache %s cannot be used (%s): texts are encoded again.", self.path, error)
-
-
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def vector_key(text: str) -> bytes:

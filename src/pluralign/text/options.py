@@ -174,12 +174,8 @@ class SamplingOptions:
             SamplingOptions(temperature=1.5, top_p=1.0, max_new_tokens=256, seed=0)
         """
         careful = small and self.temperature is None
-        temperature, top_p = (0.7, 0.9) if careful else (1.2, 1.0)
-        return replace(
-            self,
-            temperature=temperature if self.temperature is None else self.temperature,
-            top_p=top_p if self.top_p is None else self.top_p,
-        )
+        defaults: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9} if careful else {"temperature": 1.2, "top_p": 1.0}
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
 
 @dataclass(frozen=True)
@@ -214,8 +210,6 @@ def _checked_url(url: str) -> str:
     if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
         raise UsageError("the base URL must look like http://localhost:8000/v1 or https://api.example.com/v1.")
     if parts.username is not None or parts.query or parts.fragment:
-        raise UsageError(
-            "the base URL must not contain a password, a query (?) or a fragment (#); put the API key into the "
-            "environment variable that --api-key-env names."
-        )
+        remedy = "put the API key into the environment variable that --api-key-env names"
+        raise UsageError(f"the base URL must not contain a password, a query (?) or a fragment (#); {remedy}.")
     return url.rstrip("/")

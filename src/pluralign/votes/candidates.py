@@ -94,14 +94,9 @@ def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates
         >>> candidates_of(votes)
         [Candidates(prompt='Tea?', responses=('Yes.', 'No.', 'Rum.'), repeats=0)]
     """
-    items = preferences.items()
-    return [
-        Candidates(
-            preferences.prompts[items.prompt_index[rows[0]]], tuple(preferences.responses[items.response_index[rows]])
-        )
-        for rows in rows_by_prompt(preferences)
-        if len(rows) >= least
-    ]
+    texts = preferences.responses[preferences.items().response_index]
+    by_prompt = zip(preferences.prompts, rows_by_prompt(preferences), strict=True)
+    return [Candidates(prompt, tuple(texts[rows])) for prompt, rows in by_prompt if len(rows) >= least]
 
 
 def rows_by_prompt(preferences: PreferenceSet) -> list[npt.NDArray[np.int64]]:

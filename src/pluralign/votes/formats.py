@@ -143,18 +143,10 @@ def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Itera
     report()
 
 
-def _decode(line: bytes) -> str:
-    try:
-        return line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8")
-    except UnicodeDecodeError as error:
-        problem = f"byte {error.start + 1} of the line is not valid UTF-8"
-        raise RowError("broken UTF-8", problem, "save the file as UTF-8") from None
-
-
 def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
     for row, line in lines:
         try:
-            text = _decode(line)
+            text = line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8")
             if not text.strip():
                 continue
             record = json.loads(text)
@@ -162,14 +154,14 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
                 yield row, record
                 continue
             problem, kind = f"the line holds a {type(record).__name__}", "not an object"
-        except RowError as error:
-            bad.report(row, error)
+        except UnicodeDecodeError as error:
+            problem = f"byte {error.start + 1} of the line is not valid UTF-8"
+            bad.report(row, RowError("broken UTF-8", problem, "save the file as UTF-8"))
             continue
         except (ValueError, RecursionError) as error:
-            place = (
-                f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-            )
-            reason = "nested too deeply" if isinstance(error, RecursionError) else place
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg} at character {error.pos + 1}"
             problem, kind = f"the line is not JSON ({reason})", "not JSON"
         bad.report(row, RowError(kind, problem, "write one JSON object per line"))
 

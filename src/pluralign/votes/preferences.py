@@ -387,15 +387,10 @@ class PreferenceSet:
         counts = self.votes_a.tolist(), self.votes_b.tolist(), self.ties.tolist()
         prompts = [Prompt(prompt).json for prompt in self.prompts]
         for row, (votes_a, votes_b, ties) in enumerate(zip(*counts, strict=True)):
-            yield {
-                "prompt": prompts[self.prompt_index[row]],
-                "response_a": self.responses[self.a_index[row]],
-                "response_b": self.responses[self.b_index[row]],
-                "votes_a": votes_a,
-                "votes_b": votes_b,
-                "ties": ties,
-                **{name: values[row] for name, values in columns.items()},
-            }
+            a, b = self.responses[self.a_index[row]], self.responses[self.b_index[row]]
+            texts = {"prompt": prompts[self.prompt_index[row]], "response_a": a, "response_b": b}
+            counted = {"votes_a": votes_a, "votes_b": votes_b, "ties": ties}
+            yield texts | counted | {name: values[row] for name, values in columns.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set to a file, atomically.
