@@ -29,7 +29,7 @@ from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
 from pluralign.text.options import SamplingOptions
 from pluralign.text.remote import ServerModel, language_model
-from pluralign.votes.builder import BadRows, RowError, check_prompt
+from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
@@ -129,7 +129,6 @@ def _read_stream(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure
     for row, record in read_records(stream, bad):
         try:
             prompt = read_prompt(record.get("prompt"))
-            check_prompt(prompt)
             prompts.append(prompt)
         except RowError as error:
             bad.report(row, error)

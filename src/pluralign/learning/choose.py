@@ -310,10 +310,10 @@ class StagePairs:
             yield from map(in_features, fit(k))
             return
         name = f"{name}-{setting.name}"
-        anchor = keep.arrays(f"{name}-anchor", lambda: {"theta": fit_bradley_terry(x, self.prob_a, setting.l2)})
+        anchor = keep.keep(f"{name}-anchor", FloatArray, lambda: fit_bradley_terry(x, self.prob_a, setting.l2))
 
         def stage(j: int, first: FloatArray | None) -> Members:
-            return list(fit(j, first=first, anchor=anchor["theta"]))[-1]
+            return list(fit(j, first=first, anchor=anchor))[-1]
 
         earlier: FloatArray | None = None
         for j in range(1, k + 1):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from pluralign.core.arrays import FloatArray, IntArray
-from pluralign.core.checkpoints import Arrays, Checkpoints
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import Evaluation
@@ -69,20 +69,21 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
         data.watcher.fold(number + 1, folds)
         unsaved = Checkpoints(None, {}, data.checkpoints.processes)
         part = replace(data, test_rows=fold == number, checkpoints=unsaved, watcher=FitWatcher())
-        shares = data.checkpoints.arrays(f"fold-{number}-of-{folds}", functools.partial(_predict, part, raters))
+        step, predict = f"fold-{number}-of-{folds}", functools.partial(_predict, part, raters)
+        shares = data.checkpoints.keep(step, dict[str, FloatArray], predict)
         for name, share in shares.items():
             pooled.setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
     readings, baselines = (
         {name.removeprefix(kind): share for name, share in pooled.items() if name.startswith(kind)}
         for kind in (READING, BASELINE)
     )
-    sizes = {name: baseline.k for name, baseline in baselines_of(fitted).items()}
-    predictions = {name: BaselinePrediction(share, sizes[name]) for name, share in baselines.items()}
+    fits = baselines_of(fitted)
+    predictions = {name: BaselinePrediction(baselines[name], fits[name].k) for name in fits if name in baselines}
     figures = measure(Predictor("ensemble", "ensemble", readings, options.level), predictions, votes)
     return replace(figures, voices=evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
 
 
-def _predict(data: LearningData, raters: RaterVotes | None) -> Arrays:
+def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, FloatArray]:
     """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
     ensemble, held_out = fit_members(data) if raters is None else fit_members_to_raters(data, raters)
     test, processes = held_out.preferences, data.checkpoints.processes

@@ -101,10 +101,11 @@ def feature_map(data: LearningData, directions: FloatArray | None = None) -> Fea
     if directions is not None:
         return replace(inputs, axes=spanned_axes(inputs, directions))
     if inputs.dimension > WIDE:
-        kept = data.checkpoints.arrays(
-            "axes", lambda: {"axes": leading_axes(inputs, data.features, a, b, LEADING, processes)}
-        )
-        return replace(inputs, axes=kept["axes"])
+
+        def axes() -> Array:
+            return leading_axes(inputs, data.features, a, b, LEADING, processes)
+
+        return replace(inputs, axes=data.checkpoints.keep("axes", Array, axes))
     return inputs
 
 

@@ -15,7 +15,7 @@ EM solves it. Integers stand for raters here; ids are removed where votes are re
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -125,27 +125,26 @@ def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
 
 def fit_raters(task: FitTask, votes: VotesByRater) -> Fitted:
     """Fit an ensemble to the votes of known raters on the training pairs, with every smaller size for its history."""
-    options, value = task.options, task.checkpoints.value
-    l2 = float(value("raters-l2", lambda: fit_teacher(task.train, task.folds, (0.0,)).l2))
+    options, keep = task.options, task.checkpoints.keep
+    l2 = keep("raters-l2", float, lambda: fit_teacher(task.train, task.folds, (0.0,)).l2)
     search, size = RaterSearch(task, votes, l2), task.usual_size
     task.watcher.choosing("shrinkage")
-    strength = float(value("raters-strength", lambda: search.choose_strength(size)))
+    strength = keep("raters-strength", float, lambda: search.choose_strength(size))
     if options.k == "auto":
         task.watcher.choosing("k")
-        size = int(value("raters-size", lambda: search.choose_size(strength)))
+        size = keep("raters-size", int, lambda: search.choose_size(strength))
     task.watcher.choosing("steering")
-    choices = value("raters-choices", lambda: asdict(search.choice_model(size, strength)))
+    model = keep("raters-choices", ChoiceModel, lambda: search.choice_model(size, strength))
     problem, history = RaterProblem.of(task.train, votes, l2), []
     for k in history_sizes(size):
         fit = partial(problem.fit, k, strength, options.seed, RESTARTS, ROUNDS)
-        mixture = task.checkpoints.keep(f"raters-{k}", Members, fit)
+        mixture = keep(f"raters-{k}", Members, fit)
         shares = np.where(mixture.weights > NEGLIGIBLE_WEIGHT, mixture.weights, 0.0)
         free = replace(mixture, weights=shares / shares.sum())
         capped = [cap_disagreement(t, problem.center, problem.x, task.train.prob_a, task.bound) for t in free.theta.T]
         members = problem.in_features(replace(free, theta=np.column_stack(capped)), undecided=options.undecided)
         history.append(task.measured(members))
     unbounded = problem.in_features(free, undecided=options.undecided) if options.max_disagreement < 1 else None
-    model = ChoiceModel(**choices)
     return Fitted(members, 1.0, task.baselines(), unbounded, history, target="raters", choice_model=model)
 
 

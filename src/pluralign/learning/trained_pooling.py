@@ -143,7 +143,7 @@ def _with_pooling(task: TunedTask, start: _Start, base: TextFeatures) -> TextFea
             return train_attention(states, pairs, mixture, task.options.seed, task.progress)
 
     processes = checkpoints.processes
-    weights = checkpoints.arrays("attention", lambda: processes.agreed(train))
+    weights = checkpoints.keep("attention", dict[str, Array], lambda: dict(processes.agreed(train)))
 
     def write(folder: Path) -> None:
         if processes.first:

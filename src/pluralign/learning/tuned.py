@@ -22,7 +22,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
-from pluralign.core.checkpoints import Arrays, Checkpoints
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
 from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
@@ -311,13 +311,13 @@ def _validation_errors(task: TunedTask, name: str, one: Candidate) -> FloatArray
     """
     data = replace(task.data(one.features, one.vectors, f"{name}, without validation prompts"), watcher=FitWatcher())
 
-    def compute() -> Arrays:
+    def compute() -> FloatArray:
         inputs, teacher = one.inputs(data)
         fit = task_of(data, inputs, task.validation, teacher)
         share = validated_members(fit).prob_hat(fit.check, task.options.level)
-        return {"errors": squared_error(share, fit.check.prob_a)}
+        return squared_error(share, fit.check.prob_a)
 
-    return np.asarray(data.checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
+    return data.checkpoints.keep("validation", FloatArray, compute)
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:

@@ -320,7 +320,7 @@ class FinetuneRun:
                 shutil.rmtree(unfinished, ignore_errors=True)
             return time.perf_counter() - started
 
-        return float(self.checkpoints.value(training.name, compute))
+        return self.checkpoints.keep(training.name, float, compute)
 
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
@@ -620,7 +620,7 @@ def _stagewise(
         features = run.features("stagewise", j + 1, identity)
         outputs = run.read(features)
         votes = votes_from_rewards(outputs[pairs.a], outputs[pairs.b])
-        if enough and run.checkpoints.value(f"enough-{j}", lambda: processes.agreed(lambda: enough(outputs))):  # noqa: B023 - called at once
+        if enough and run.checkpoints.keep(f"enough-{j}", bool, lambda: processes.agreed(lambda: enough(outputs))):  # noqa: B023 - called at once
             break
         prob_hat = votes @ simplex_least_squares(votes, pairs.prob_a)
     return features, seconds
