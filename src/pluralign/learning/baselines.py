@@ -132,12 +132,7 @@ BASELINES = {
 
 
 def fit_baselines(
-    pairs: Pairs,
-    folds: Sequence[Mask],
-    k: int,
-    *,
-    seed: int = 0,
-    report: Callable[[str], None] = lambda _: None,
+    pairs: Pairs, folds: Sequence[Mask], k: int, *, seed: int = 0, report: Callable[[str], None] = lambda _: None
 ) -> dict[str, Baseline]:
     """Fit every baseline on the training pairs.
 
@@ -345,12 +340,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
 
 
 def mean_variance_loss(
-    inputs: FloatArray,
-    a: IndexArray,
-    b: IndexArray,
-    prob_a: FloatArray,
-    l2: float,
-    guide: FloatArray,
+    inputs: FloatArray, a: IndexArray, b: IndexArray, prob_a: FloatArray, l2: float, guide: FloatArray
 ) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
 

@@ -356,10 +356,7 @@ def compare(
 
 
 def measure_fit(
-    ensemble: RewardEnsemble,
-    data: LearningData,
-    baselines: Mapping[str, Baseline],
-    history: Sequence[HistoryRow],
+    ensemble: RewardEnsemble, data: LearningData, baselines: Mapping[str, Baseline], history: Sequence[HistoryRow]
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Measure a fitted ensemble on the held-out pairs.
 

@@ -94,11 +94,7 @@ class AttentionNetworks(torch.nn.Module):
 
 
 def train_attention(
-    states: TokenStates,
-    pairs: TextPairs,
-    start: FrozenMixture,
-    seed: int,
-    progress: Progress | None = None,
+    states: TokenStates, pairs: TextPairs, start: FrozenMixture, seed: int, progress: Progress | None = None
 ) -> Mapping[str, Array]:
     """Train the networks on pairs and return their weights.
 

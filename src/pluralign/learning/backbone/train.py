@@ -448,10 +448,7 @@ class FinetuneRun:
 
 
 def prepare_run(
-    pairs: TextPairs,
-    plan: TrainingPlan,
-    checkpoints: Checkpoints,
-    progress: Progress | None = None,
+    pairs: TextPairs, plan: TrainingPlan, checkpoints: Checkpoints, progress: Progress | None = None
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
