@@ -12,7 +12,7 @@ from conftest import run
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
-from pluralign.learning.cross_validation import fold_of_prompts
+from pluralign.learning.fit import fold_of_prompts
 from pluralign.measuring.verdicts import comparison, verdicts
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval

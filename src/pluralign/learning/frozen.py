@@ -1,7 +1,7 @@
 """Members on features that stay as they are: of an encoder, or of a model whose fine-tuning is over.
 
-``fit_members`` is a fit on frozen features, ``fit_members_to_raters`` one with rater ids, ``fit_tuned_members`` one
-on features that were themselves trained on the votes. They share their steps: map features to inputs, take the training
+``fit_members`` is a fit on frozen features, with or without rater ids, ``fit_tuned_members`` one on features that were
+themselves trained on the votes. They share their steps: map features to inputs, take the training
 pairs, fit, measure on the held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
 """
 
@@ -45,17 +45,14 @@ INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
 
-def fit_members(data: LearningData) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble to the training pairs, and measure it on the others."""
+def fit_members(data: LearningData, raters: RaterVotes | None = None) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Fit an ensemble to the training pairs, or to the votes of known raters on them, and measure it on the others."""
     inputs = feature_map(data)
     task = task_of(data, inputs)
-    return _measured(data, inputs, task, fit_stagewise(task) if data.options.method == "stagewise" else fit_joint(task))
-
-
-def fit_members_to_raters(data: LearningData, raters: RaterVotes) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble to the votes of known raters on the training pairs, and measure it on the others."""
-    inputs, train = feature_map(data), ~data.test_rows
-    task = task_of(data, inputs)
+    if raters is None:
+        stagewise = data.options.method == "stagewise"
+        return _measured(data, inputs, task, fit_stagewise(task) if stagewise else fit_joint(task))
+    train = ~data.test_rows
     votes = training_votes(raters, train)[np.cumsum(train)[_training_rows(data)] - 1]
     ensemble, held_out = _measured(data, inputs, task, fit_raters(task, votes))
     record = replace(ensemble.record, raters=int(np.count_nonzero(votes.per_rater)))

@@ -192,7 +192,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
 
 def _fit_backbone(task: TunedTask) -> Judged:
     """Fine-tune models, and fit an ensemble on them."""
-    from pluralign.learning.backbone.batches import TextPairs
+    from pluralign.learning.backbone.recipe import TextPairs
     from pluralign.learning.backbone.train import fine_tune
 
     preferences, options, learned = task.preferences, task.options, task.learned

@@ -39,10 +39,18 @@ from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
-from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
 from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
-from pluralign.learning.backbone.recipe import TrainingPlan, choose_precision, training_plan
+from pluralign.learning.backbone.recipe import (
+    MicroBatch,
+    TextPairs,
+    TrainingPlan,
+    choose_precision,
+    draw_steps,
+    length_groups,
+    split_steps,
+    training_plan,
+)
 from pluralign.learning.options import FinetuneOptions, FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
