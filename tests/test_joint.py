@@ -23,7 +23,7 @@ from pluralign.learning.joint import (
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import Teacher, fit_teacher
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
 from pluralign.theory.simplex import optimality_gap
 
 N_TRAIN, N_TEST = 900, 600
@@ -60,8 +60,9 @@ def error_of(fit: Members, pairs: Pairs, target: np.ndarray) -> float:
 
 def target_of(blend: Blend, teacher: Teacher, pairs: Pairs) -> np.ndarray:
     """The share that members learn from."""
-    taught = teacher.prob_mixture if blend.source == "mixture" else teacher.prob_hat
-    return (1 - blend.vote_share) * taught(pairs.difference) + blend.vote_share * pairs.prob_a
+    mixture = sigmoid(teacher.damp(pairs.difference) @ teacher.voices) @ teacher.voice_weights
+    taught = mixture if blend.source == "mixture" else teacher.prob_hat(pairs.difference)
+    return (1 - blend.vote_share) * taught + blend.vote_share * pairs.prob_a
 
 
 def predicted(fit: Members, pairs: Pairs) -> np.ndarray:

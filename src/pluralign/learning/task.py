@@ -100,7 +100,7 @@ class Fitted:
     baselines: Mapping[str, Baseline]
     unbounded: Members | None
     """The same ensemble without the bound on disagreement. None where no bound was set."""
-    history: Sequence[HistoryRow]
+    history: list[HistoryRow]
     """Figures of every size that was fitted."""
     target: str | None = None
     """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""

@@ -357,7 +357,7 @@ def evaluate(
     rivals = []
     for other in against:
         rival = load_predictor(other, preferences, measured=measured, seed=seed, progress=progress)
-        worst = worst_disagreement(rival.votes, rival.weights, preferences)
+        worst = worst_disagreement(rival.votes, rival.weights, preferences.prob_a)
         readings = {
             reading: compare(share, own.prob_hat, preferences, rival.k, worst)
             for reading, share in rival.readings.items()
