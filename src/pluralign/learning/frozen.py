@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,8 @@ def feature_map(data: LearningData, directions: FloatArray | None = None) -> Fea
     if directions is not None:
         return replace(inputs, axes=spanned_axes(inputs, directions))
     if inputs.dimension > WIDE:
-        kept = data.checkpoints.arrays(
-            "axes", lambda: {"axes": leading_axes(inputs, data.features, a, b, LEADING, processes)}
-        )
-        return replace(inputs, axes=kept["axes"])
+        leading = partial(leading_axes, inputs, data.features, a, b, LEADING, processes)
+        return replace(inputs, axes=data.checkpoints.arrays("axes", lambda: {"axes": leading()})["axes"])
     return inputs
 
 
@@ -134,14 +133,8 @@ def _measured(
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(task.train)
-    ensemble = RewardEnsemble(
-        LinearMembers(inputs, members.theta),
-        members.weights,
-        data.text_features,
-        fitted.temperature,
-        members.undecided,
-        choice_model=fitted.choice_model,
-    )
+    linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
+    ensemble = RewardEnsemble(linear, members.weights, *own, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)
     record, notes = ensemble.record, _limits_of(task.train)
     record = replace(record, target=fitted.target, vote_share=fitted.vote_share, notes=notes or None)

@@ -47,11 +47,9 @@ def batch_and_steps(n_pairs: int, batch_size: int | None = None, epochs: float =
         >>> batch_and_steps(100_000), batch_and_steps(1_500)
         ((512, 195), (32, 47))
     """
-    batch = batch_size
-    if batch is None:
-        batch = LARGEST_BATCH
-        while batch > SMALLEST_BATCH and n_pairs * epochs < LEAST_STEPS * batch:
-            batch //= 2
+    batch = batch_size or LARGEST_BATCH
+    while batch_size is None and batch > SMALLEST_BATCH and n_pairs * epochs < LEAST_STEPS * batch:
+        batch //= 2
     return batch, max(1, round(n_pairs * epochs / batch))
 
 
@@ -165,10 +163,8 @@ def training_plan(
     """
     batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
     if batch % processes:
-        raise UsageError(
-            f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "
-            f"given; change --batch-size or the number of processes."
-        )
+        given = f"{processes} processes cannot share {batch} pairs per step equally"
+        raise UsageError(f"{given}; change --batch-size or the number of processes.")
     if _uses_fsdp() and precision == "bfloat16":
         raise UsageError("FSDP needs weights of one precision, but the head is in float32; use --precision float32.")
     if _uses_fsdp() and tuning.optimizer != "adamw":
@@ -254,8 +250,12 @@ def split_steps(
         order = np.lexsort((pairs.b[step], pairs.a[step], pairs.prompt[step], -longest[pairs.prompt[step]]))
         split.append(_split(step[order], pairs, max_texts))
     count = math.ceil(max(map(len, split)) / processes) * processes
-    return [[_micro_batch(part, pairs, len(step) / count) for part in _refine(parts, pairs, count)]
-            for step, parts in zip(steps, split, strict=True)]  # fmt: skip
+
+    def micro_batch(part: Indices) -> MicroBatch:
+        texts = np.unique(np.concatenate([pairs.a[part], pairs.b[part]])).astype(np.int64)
+        return MicroBatch(part, texts, len(part) / (steps.shape[1] / count))
+
+    return [[micro_batch(part) for part in _refine(parts, pairs, count)] for parts in split]
 
 
 def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
@@ -279,11 +279,10 @@ def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
         costs = ((best[i][0] + (end - i) * lengths[order[i]] + pass_tokens, i) for i in range(end))
         best.append(min(costs))
     groups: list[list[int]] = []
-    end = len(order)
-    while end:
-        start = best[end][1]
-        groups.insert(0, order[start:end])
-        end = start
+    while order:
+        start = best[len(order)][1]
+        groups.insert(0, order[start:])
+        del order[start:]
     return groups
 
 
@@ -318,8 +317,3 @@ def _refine(parts: list[Indices], pairs: TextPairs, count: int) -> list[Indices]
         cut = int(bounds[np.abs(bounds - middle).argmin()]) if len(bounds) else middle
         parts[largest : largest + 1] = [part[:cut], part[cut:]]
     return parts
-
-
-def _micro_batch(part: Indices, pairs: TextPairs, mean_pairs: float) -> MicroBatch:
-    texts = np.unique(np.concatenate([pairs.a[part], pairs.b[part]])).astype(np.int64)
-    return MicroBatch(part, texts, len(part) / mean_pairs)

@@ -7,13 +7,12 @@ import gc
 import importlib
 import json
 import logging
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -31,7 +30,7 @@ from threadpoolctl import threadpool_limits
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write, disk_errors_as_data_error
 from pluralign.core.processes import Processes
@@ -51,11 +50,12 @@ from pluralign.learning.backbone.recipe import (
     split_steps,
     training_plan,
 )
-from pluralign.learning.options import FinetuneOptions, FitOptions, Variant
+from pluralign.learning.options import FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.task import AUTO_SIZES, FitWatcher
 from pluralign.learning.teacher import VOICES, damping_factor
+from pluralign.learning.tuned import TunedTask
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
 from pluralign.text.loading import (
@@ -112,10 +112,10 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         batch, pairs = self.batches[position], self.pairs
-        places = {"a": pairs.a[batch.pairs], "b": pairs.b[batch.pairs]}
         return {
             **padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
-            **{name: torch.from_numpy(np.searchsorted(batch.texts, index)) for name, index in places.items()},
+            "a": torch.from_numpy(np.searchsorted(batch.texts, pairs.a[batch.pairs])),
+            "b": torch.from_numpy(np.searchsorted(batch.texts, pairs.b[batch.pairs])),
             **{name: torch.from_numpy(self.labels[name][batch.pairs]).float() for name in LABELS},
             "scale": torch.tensor(batch.scale),
         }
@@ -181,14 +181,10 @@ class PairTrainer(transformers.Trainer):
                 in_head = f".{self.head}." in f".{name}" or ".modules_to_save." in name
                 groups.setdefault((in_head, name in decayed), []).append(parameter)
         rate = self.args.learning_rate
-        settings = [
-            {
-                "params": parameters,
-                "lr": rate * (HEAD_FACTOR if in_head else 1.0),
-                "weight_decay": self.args.weight_decay if decays else 0.0,
-            }
-            for (in_head, decays), parameters in groups.items()
-        ]
+        settings = []
+        for (in_head, decays), parameters in groups.items():
+            own = {"lr": rate * HEAD_FACTOR} if in_head else {"lr": rate}
+            settings.append({"params": parameters, **own, "weight_decay": self.args.weight_decay if decays else 0.0})
         half = any(one.dtype == torch.bfloat16 for group in groups.values() for one in group)
         kind = {"soap": Soap, "soap-one-sided": OneSidedSoap, "adamw": RoundedAdamW if half else torch.optim.AdamW}
         self.optimizer = kind[self.optimizer_name](settings, lr=rate)
@@ -222,7 +218,9 @@ class StepCallback(transformers.TrainerCallback):
         """Update the running figures, report the step, and ask for a checkpoint if one is due."""
         self.running.end_step(lambda sums: accelerate.utils.reduce(sums, "sum"))
         if state.global_step < state.max_steps:  # after the last step the model itself is saved
-            control.should_save = self.processes.agreed(self._is_due)
+            control.should_save = self.processes.agreed(
+                lambda: monotonic() - self.since >= self.interval * self.slowdown
+            )
         self.save_started = monotonic()
         if self.progress:
             self.progress(state.global_step, state.max_steps)
@@ -241,20 +239,14 @@ class StepCallback(transformers.TrainerCallback):
         self.since = monotonic()
         self.slowdown = max(1.0, (self.since - self.save_started) / SAVE_SECONDS)
 
-    def _is_due(self) -> bool:
-        return monotonic() - self.since >= self.interval * self.slowdown
-
 
 def checkpoint_seconds() -> float:
     """Return the time between two checkpoints. Raises UsageError if the environment variable has no such value."""
     value = os.environ.get(CHECKPOINT_VARIABLE, str(CHECKPOINT_SECONDS))
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise UsageError(f"{CHECKPOINT_VARIABLE} must be a number of seconds, 0 or more, not {shortened(value, 20)!r}.")
-    return seconds
+    with suppress(ValueError):
+        if (seconds := float(value)) >= 0:
+            return seconds
+    raise UsageError(f"{CHECKPOINT_VARIABLE} must be a number of seconds, 0 or more, not {shortened(value, 20)!r}.")
 
 
 # --- The trainings of one ensemble: each resumes from its last checkpoint. When memory runs out, micro-batches shrink.
@@ -345,7 +337,7 @@ class FinetuneRun:
                     del trainer  # so that its memory is free for what follows
                 break
             except RuntimeError as error:  # running out of memory is one
-                if not _is_out_of_memory(error):
+                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 self._halve_micro_batch()
             finally:
@@ -485,10 +477,6 @@ def prepare_run(
     return FinetuneRun(pairs, tokens, plan, base, checkpoints, notes, progress)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
@@ -504,26 +492,9 @@ MOST_STAGES = AUTO_SIZES[-1]
 """Number of stages after which ``--k auto`` stops in any case."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """Fine-tuned models, and how they were trained."""
-
-    features: FinetunedFeatures
-    plan: TrainingPlan
-    seconds: list[float]
-    """Training time of each model."""
-    notes: list[str]
-
-
 def fine_tune(
-    pairs: TextPairs,
-    options: FitOptions,
-    tuning: FinetuneOptions,
-    checkpoints: Checkpoints,
-    enough: Enough | None = None,
-    progress: Progress | None = None,
-    watcher: FitWatcher | None = None,
-) -> Tuned:
+    pairs: TextPairs, task: TunedTask, enough: Enough | None = None
+) -> tuple[FinetuneRun, FinetunedFeatures, list[float]]:
     """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
     ``joint``: one model whose outputs are the rewards of a mixture, then one reward. It learns from the votes alone
@@ -539,62 +510,48 @@ def fine_tune(
 
     Args:
         pairs: the training pairs.
-        options: method, size, variant, bound, precision and seed. A joint model does not depend on the size.
-        tuning: the backbone and the recipe.
-        checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
-            the processes of ``join_launch``.
+        task: the fit. A joint model does not depend on the size. Checkpoints need a folder: they store the models
+            and unfinished trainings, and resume them.
         enough: stagewise: called after each stage; if it returns True, no further stage is trained. Its answer is
             stored, so a resumed run stops at the same stage.
-        progress: called with the steps done and their total.
-        watcher: receives the name of each model before its training.
 
     Returns:
-        The models as features, in the folder of ``checkpoints``: the states of a joint model, or the outputs of
-        stagewise models.
+        The run; the models as features, which are the states of a joint model, or the outputs of stagewise models; and
+        the training time of each model.
     """
-    precision = choose_precision(options.precision)
-    plan = training_plan(len(pairs.prob_a), tuning, options.seed, checkpoints.processes.count, precision)
-    run, watcher = prepare_run(pairs, plan, checkpoints, progress), watcher or FitWatcher()
+    options, processes = task.options, task.checkpoints.processes
+    plan = training_plan(
+        len(pairs.prob_a), task.tuning, options.seed, processes.count, choose_precision(options.precision)
+    )
+    run = prepare_run(pairs, plan, task.checkpoints, task.progress)
     if options.method == "joint":
-        features, seconds = _joint(run, watcher)
-    else:
-        features, seconds = _stagewise(run, options, enough, watcher)
-    return Tuned(features, plan, seconds, run.notes)
-
-
-@dataclass(frozen=True, eq=False)
-class JointStart:
-    """The mixture on the base model's states that a joint training starts from."""
-
-    head: FloatArray
-    """Weights of the head, ``(outputs, hidden)``."""
-    weights: FloatArray
-    """Of the mixture."""
-    damping: FloatArray
-    """Factor that shortens long differences, of each pair, ``(n,)``."""
+        return run, *_joint(run, task.watcher)
+    return run, *_stagewise(run, options, enough, task.watcher)
 
 
 def _joint(run: FinetuneRun, watcher: FitWatcher) -> tuple[FinetunedFeatures, list[float]]:
     prob_a = run.pairs.prob_a
+
+    def mixture() -> Arrays:
+        """Return the mixture on the base model's states as weights of a head, and the damping of each pair."""
+        teacher, squares = run.states.teacher, row_squares(run.states.pairs.difference)
+        head = run.states.head(np.column_stack([teacher.voices, teacher.theta]))
+        damping = damping_factor(squares, teacher.damping, teacher.mean_square)
+        return {"head": head, "weights": teacher.voice_weights, "damping": damping}
+
     loss: PairLoss = VoteLoss(VOICES)
-    start = JointStart(np.zeros(0), np.zeros(0), np.ones(len(prob_a)))  # a fresh head needs none
+    start = {"damping": np.ones(len(prob_a))}  # a fresh head needs nothing else
     if not run.plan.tuning.fresh_head:
-        start = run.checkpoints.keep("start", JointStart, lambda: _joint_start(run.states))
-        loss = MixtureLoss(tuple(start.weights.tolist()))
+        start = run.checkpoints.arrays("start", mixture)
+        loss = MixtureLoss(tuple(start["weights"].tolist()))
     watcher.training("all members")
-    labels = {"prob_a": prob_a, "target": prob_a, "weight": start.damping}
+    labels = {"prob_a": prob_a, "target": prob_a, "weight": start["damping"]}
     features = run.features("joint", VOICES + 1)
     (folder,) = model_folders(features)
-    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start.head), folder)
+    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start["head"]), folder)
     features = features.with_current_hashes()
     run.read(features)  # fills the cache of vectors
     return features, [seconds]
-
-
-def _joint_start(states: BaseStates) -> JointStart:
-    teacher, squares = states.teacher, row_squares(states.pairs.difference)
-    head = states.head(np.column_stack([teacher.voices, teacher.theta]))
-    return JointStart(head, teacher.voice_weights, damping_factor(squares, teacher.damping, teacher.mean_square))
 
 
 def _stagewise(
