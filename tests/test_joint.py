@@ -137,6 +137,12 @@ def test_undecided_share_replaces_members_that_are_near_opposites() -> None:
     assert errors[0] < errors[1]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: int) -> None:
+    train, test, true = population(seed)
+    assert brier(predicted(fit_joint(train, teacher_of(seed), 2), test), true) < constant_half(true)
+
+
 @pytest.mark.usefixtures("quick")
 def test_targets_trained_together_equal_those_trained_alone() -> None:
     """Up to rounding and the starts, which depend on the number of ensembles: so their errors are compared."""
@@ -224,6 +230,13 @@ def test_fit_depends_only_on_the_seed() -> None:
     assert again.theta.tobytes() == first.theta.tobytes()
     assert again.weights.tobytes() == first.weights.tobytes()
     assert np.abs(other.theta - first.theta).max() > 0.01
+
+
+@pytest.mark.usefixtures("quick")
+def test_swapping_every_pair_turns_predictions_into_one_minus_them() -> None:
+    train, test, _ = population(0)
+    fit, other = fit_joint(train, teacher_of(0), 4), swapped(test, np.ones(len(test), dtype=bool))
+    np.testing.assert_allclose(predicted(fit, other), 1 - predicted(fit, test), atol=1e-12)
 
 
 @pytest.mark.usefixtures("quick")
