@@ -287,7 +287,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
 
     gradients = VoteGradients(weight.astype(np.float32), sizes, bound)
     single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
-    of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
+    of_theta, of_logits = gradients((single[0], single[1], single[2]), single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, numeric(lambda other: loss(other, logits), theta), atol=2e-5)
     np.testing.assert_allclose(of_logits, numeric(lambda other: loss(theta, other), logits), atol=2e-5)
 

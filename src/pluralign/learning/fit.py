@@ -23,11 +23,12 @@ from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import held_out_files
 from pluralign.ensemble.record import Evaluation
 from pluralign.learning import measure
 from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace, save_fit
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
 from pluralign.learning.tuned import decisive_tuning, fit_tuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
@@ -125,7 +126,7 @@ def fit(
         logger.warning("%s.", note)
     processes.wait()
     if folder is not None and processes.first:
-        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         checkpoints.finish()
     return ensemble
 

@@ -20,7 +20,6 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
-from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.learning.options import FitOptions
@@ -307,10 +306,3 @@ def refuse_to_replace(
     if changed := [name for name, value in given.items() if name in used and used[name] != value]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{folder} holds an ensemble that was fitted with other options ({names}): {remedy}")
-
-
-def save_fit(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, folder: str | os.PathLike[str], *, keep_held_out: bool
-) -> None:
-    """Write an ensemble into a folder, with its held-out votes or without."""
-    ensemble.save(folder, held_out_files(ensemble, held_out) if keep_held_out else None)

@@ -73,12 +73,8 @@ def frozen_encoder(options: FitOptions) -> TextFeatures:
     features = features.resolved()
     encoder = features.load()
     config = read_config(encoder.folder) if isinstance(encoder, ModelEncoder) else {}
-    if (
-        not isinstance(encoder, ModelEncoder)
-        or not is_sentence_encoder(encoder.folder)
-        or is_decoder(config)
-        or config.get("is_encoder_decoder")
-    ):
+    decodes = is_decoder(config) or config.get("is_encoder_decoder")
+    if not isinstance(encoder, ModelEncoder) or not is_sentence_encoder(encoder.folder) or decodes:
         raise UsageError(f"--pooling attention needs a sentence encoder such as minilm, not {options.encoder}.")
     if not encoder.layers:
         raise UsageError("--pooling attention reads token states of layers: name --layers by number, or auto.")
@@ -258,11 +254,8 @@ class AttentionNetworks(torch.nn.Module):
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the outputs for texts, ``(n_texts, networks, outputs)``."""
         # A network per head gives the features of each head instead of their sum.
-        weights = {
-            "query": self.query.reshape(NETWORKS * HEADS, 1, -1),
-            "bias": self.bias.reshape(NETWORKS * HEADS, 1),
-            "value": self.value.flatten(0, 1)[:, None],
-        }
+        each = {"query": self.query, "bias": self.bias, "value": self.value}
+        weights = {name: part.flatten(0, 1)[:, None] for name, part in each.items()}
         features = self.standard(attention_pool(states, mask, weights)).view(-1, NETWORKS, HEADS, RANK)
         return torch.einsum("nghr,ghro->ngo", features, self.head)
 
@@ -271,10 +264,8 @@ class AttentionNetworks(torch.nn.Module):
         assert self.standard.running_var is not None  # noqa: S101
         spread = (self.standard.running_var + self.standard.eps).sqrt().view(NETWORKS, HEADS, RANK)
         value = torch.einsum("ghdr,ghro->ghdo", self.value / spread[:, :, None], self.head)
-        return {
-            name: part.detach().float().numpy()
-            for name, part in {"query": self.query, "bias": self.bias, "value": value}.items()
-        }
+        parts = {"query": self.query, "bias": self.bias, "value": value}
+        return {name: part.detach().float().numpy() for name, part in parts.items()}
 
 
 def train_attention(
@@ -296,13 +287,16 @@ def train_attention(
         DataError: the training diverged.
     """
     rng = np.random.default_rng([seed, FINETUNE])
-    networks = AttentionNetworks(
-        states.width, start.rewards.shape[1], torch.Generator().manual_seed(int(rng.integers(2**62)))
-    )
+    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    networks = AttentionNetworks(states.width, start.rewards.shape[1], generator)
     batch = min(BATCH, len(pairs.prob_a))
     steps = max(1, math.ceil(EPOCHS * len(pairs.prob_a) / batch))
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
     optimizer = torch.optim.AdamW(networks.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     loss = MixtureLoss(tuple(start.weights.tolist()))
     for step, rows in enumerate(draw_steps(pairs.prompt, steps, batch, rng)):
         texts, place = np.unique(np.concatenate([pairs.a[rows], pairs.b[rows]]), return_inverse=True)
@@ -319,11 +313,6 @@ def train_attention(
     if not all(np.isfinite(part).all() for part in trained.values()):
         raise DataError("the training of the attention pooling diverged", remedy="leave out --pooling attention")
     return trained
-
-
-def _rate(step: int, steps: int) -> float:
-    """Return the learning rate of a step, relative to the largest one."""
-    return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def _of_networks(values: FloatArray) -> Any:

@@ -29,7 +29,7 @@ from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
@@ -46,7 +46,6 @@ from pluralign.learning.task import (
     choose_size,
     choose_temperature,
     decisive_options,
-    save_fit,
 )
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
@@ -162,7 +161,7 @@ def fit_tuned(
     record = replace(ensemble.record, processes=processes.count, seconds=time.perf_counter() - started)
     ensemble = replace(ensemble, record=record)
     if processes.first:
-        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         task.checkpoints.finish()
     processes.wait()
     return replace(ensemble, features=RewardEnsemble.load(folder).features)

@@ -9,6 +9,7 @@ members share one base in memory. ``learning.backbone`` trains the models.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,21 +77,17 @@ class FinetunedFeatures:
         """
         parts, texts = self.parts(), as_items(items)
 
-        def report(position: int) -> Progress | None:
-            if progress is None:
-                return None
-            return lambda done, total: progress(position * total + done, len(parts) * total)
+        def report(position: int, done: int, total: int) -> None:
+            if progress is not None:
+                progress(position * total + done, len(parts) * total)
 
-        return np.hstack(
-            [encode(texts, part, surface=False, progress=report(position)) for position, part in enumerate(parts)]
-        )
+        read = [encode(texts, part, surface=False, progress=partial(report, i)) for i, part in enumerate(parts)]
+        return np.hstack(read)
 
     def parts(self) -> list["Backbone"]:
         """Return the models as encoders. Each is loaded when it first encodes a text that is not cached."""
         models = _models_of(self)
-        return [
-            Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
-        ]
+        return [Backbone(*one, models) for one in zip(model_folders(self), self.identity, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
@@ -242,9 +239,8 @@ def load_finetuned(
             check_cpu_bfloat16()
         load = transformers.AutoModelForSequenceClassification.from_pretrained
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        config = transformers.AutoConfig.from_pretrained(
-            source, num_labels=features.outputs if features.method == "joint" else 1
-        )
+        outputs = features.outputs if features.method == "joint" else 1
+        config = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model = load(source, config=config, dtype=precision, use_safetensors=True, ignore_mismatched_sizes=adapted)
         if precision == "bfloat16":
