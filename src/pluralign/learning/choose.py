@@ -1,7 +1,7 @@
 """A fit on the features of texts: choose on validation prompts, fit every size, fit the baselines.
 
-``fit_joint`` and ``fit_stagewise`` are the two methods. How members are trained is in ``joint`` (vote level),
-``policy_level`` and ``stagewise``.
+Fourth file of the joint fit, called by ``frozen``. ``fit_joint`` and ``fit_stagewise`` are the two methods. How members
+are trained is in ``joint`` (vote level), ``policy_level`` and ``stagewise``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -2,7 +2,10 @@
 
 The order of the work: hold out test prompts, make features, choose on validation prompts (``choose``), train
 (``joint``, ``policy_level``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen
-(``frozen``), or trained on the votes (``tuned``).
+(``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
+
+To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
+``pairs`` and ``teacher`` (which builds on ``bradley_terry``), in this order.
 """
 
 import logging

@@ -1,8 +1,9 @@
 """Members on features that stay as they are: of an encoder, or of a model whose fine-tuning is over.
 
-``fit_members`` is a fit on frozen features, with or without rater ids, ``fit_tuned_members`` one on features that were
-themselves trained on the votes. They share their steps: map features to inputs, take the training
-pairs, fit, measure on the held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
+Third file of the joint fit: from features to pairs, and from members to an ensemble with its figures. ``fit_members``
+is a fit on frozen features, with or without rater ids, ``fit_tuned_members`` one on features that were themselves
+trained on the votes. They share their steps: map features to inputs, take the training pairs, fit, measure on the
+held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
 """
 
 import os

@@ -17,7 +17,8 @@ hard votes are then solved exactly. With a few thousand noisy pairs, these choic
 * **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
-docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
+docs/log.md has the measured effect of each. This is the fifth file of the joint fit: ``choose`` calls ``train_joint``.
+``policy_level`` trains members for the policy level, with the same ``ShareLoss``.
 """
 
 from collections.abc import Sequence

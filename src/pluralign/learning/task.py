@@ -1,7 +1,8 @@
-"""What every step of a fit reads, the choices it makes on validation prompts, and how a fit is saved.
+"""What every step of a fit reads, which choices it makes on validation prompts, and which folders it may replace.
 
-``LearningData`` holds the votes with the features of their texts. ``FitTask`` holds the training pairs that come from
-them, with validation folds. ``Fitted`` is the result of every way to learn.
+Second file of the joint fit, after ``fit``. ``LearningData`` holds the votes with the features of their texts.
+``FitTask`` holds the training pairs that come from them, with validation folds. ``Fitted`` is the result of every way
+to learn.
 """
 
 import os

@@ -1,8 +1,9 @@
 """The teachers of joint ensembles: a soft-label Bradley–Terry reward, and a mixture of such rewards.
 
-Joint members learn mostly from the share that a teacher predicts, which has no vote noise. Both teachers see damped
-feature differences. Damping shortens long differences: votes on very different texts (one of them junk, say) are less
-extreme than a logistic model predicts. Damping and regularisation are chosen on validation prompts.
+Seventh and last file of the joint fit, on top of ``bradley_terry``. Joint members learn mostly from the share that a
+teacher predicts, which has no vote noise. Both teachers see damped feature differences. Damping shortens long
+differences: votes on very different texts (one of them junk, say) are less extreme than a logistic model predicts.
+Damping and regularisation are chosen on validation prompts.
 """
 
 from collections.abc import Sequence

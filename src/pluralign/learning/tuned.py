@@ -50,8 +50,7 @@ from pluralign.learning.task import (
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
-from pluralign.theory import calibration
-from pluralign.theory.calibration import brier_corrected, sigmoid, squared_error
+from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -433,7 +432,7 @@ def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
     """Return the first member as a single reward: as it is, tempered, and with its opposite."""
     reward = np.eye(train.inputs.shape[1])[:, 0]
     z = scores(check.difference, reward)
-    errors = [calibration.brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
+    errors = [brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
     baselines = {
         "soft_bt": {"theta": reward, "temperature": np.array(1.0)},
         "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},

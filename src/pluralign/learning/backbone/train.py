@@ -37,35 +37,19 @@ from pluralign.core.processes import Processes
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
+from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
 from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
-from pluralign.learning.backbone.recipe import (
-    MicroBatch,
-    TextPairs,
-    TrainingPlan,
-    choose_precision,
-    draw_steps,
-    length_groups,
-    split_steps,
-    training_plan,
-)
 from pluralign.learning.options import FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.task import AUTO_SIZES, FitWatcher
 from pluralign.learning.teacher import VOICES, damping_factor
 from pluralign.learning.tuned import TunedTask
+from pluralign.text import loading
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
-from pluralign.text.loading import (
-    Tokens,
-    check_cpu_bfloat16,
-    hub_source,
-    padded,
-    quiet_transformers,
-    random_states_restored,
-)
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 
@@ -97,11 +81,11 @@ Labels: TypeAlias = Mapping[str, FloatArray]
 
 @dataclass(frozen=True)
 class MicroBatches(torch.utils.data.Dataset[Any]):
-    """The micro-batches of a training in their order. Each has the tokens of its texts, padded on the right."""
+    """The micro-batches of a training in their order. Each has the tokens of its texts, loading.padded on the right."""
 
-    batches: Sequence[MicroBatch]
-    pairs: TextPairs
-    tokens: Sequence[Tokens]
+    batches: Sequence[recipe.MicroBatch]
+    pairs: recipe.TextPairs
+    tokens: Sequence[loading.Tokens]
     """Of every distinct text."""
     labels: Labels
     pad: int
@@ -113,7 +97,7 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
     def __getitem__(self, position: int) -> dict[str, Any]:
         batch, pairs = self.batches[position], self.pairs
         return {
-            **padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
+            **loading.padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
             "a": torch.from_numpy(np.searchsorted(batch.texts, pairs.a[batch.pairs])),
             "b": torch.from_numpy(np.searchsorted(batch.texts, pairs.b[batch.pairs])),
             **{name: torch.from_numpy(self.labels[name][batch.pairs]).float() for name in LABELS},
@@ -158,7 +142,7 @@ class PairTrainer(transformers.Trainer):
         if self.args.world_size > 1:
             return model(**inputs).logits.float()
         lengths = inputs["attention_mask"].sum(dim=1).tolist()
-        groups = length_groups(lengths, CPU_PASS if self.args.device.type == "cpu" else GPU_PASS)
+        groups = recipe.length_groups(lengths, CPU_PASS if self.args.device.type == "cpu" else GPU_PASS)
         parts = [
             model(**{name: part[group, : lengths[group[0]]] for name, part in inputs.items()}).logits.float()
             for group in groups
@@ -277,10 +261,10 @@ class Training:
 class FinetuneRun:
     """What the trainings of one ensemble share."""
 
-    pairs: TextPairs
-    tokens: Sequence[Tokens]
+    pairs: recipe.TextPairs
+    tokens: Sequence[loading.Tokens]
     """Of every distinct text."""
-    plan: TrainingPlan
+    plan: recipe.TrainingPlan
     base: BaseModel
     checkpoints: Checkpoints
     notes: list[str]
@@ -299,7 +283,7 @@ class FinetuneRun:
         """The training pairs by the states of the base model, which is loaded and reads each text once."""
         plan, processes = self.plan, self.checkpoints.processes
         try:
-            with random_states_restored(), quiet_transformers():
+            with loading.random_states_restored(), loading.quiet_transformers():
                 model = self.base.reward_model(1, replace(plan.tuning, lora=False), ANY_SEED, plan.bf16_body)
                 model.to(plan.arguments(self.folder, plan.processes).device)
                 states = base_states(self.base, model, self.pairs, plan.seed, processes)
@@ -331,7 +315,7 @@ class FinetuneRun:
             try:
                 remedy = "free some space and run the same command; it resumes from the last complete checkpoint"
                 disk_errors = disk_errors_as_data_error(self.folder, remedy)
-                with disk_errors, random_states_restored(), quiet_transformers():
+                with disk_errors, loading.random_states_restored(), loading.quiet_transformers():
                     trainer = self._train(training, unfinished)
                     trainer.save_model(str(folder))
                     del trainer  # so that its memory is free for what follows
@@ -364,8 +348,8 @@ class FinetuneRun:
         plan, pairs, root = self.plan, self.pairs, self.checkpoints.root
         seed = [plan.seed, FINETUNE, *training.name.encode()]
         lengths = np.array([len(text["input_ids"]) for text in self.tokens])
-        steps = draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
-        batches = split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
+        steps = recipe.draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
+        batches = recipe.split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
         run_name = f"{root.resolve().name if root else ''}-{training.name}"
         arguments = plan.arguments(unfinished, len(batches[0]), run_name)
         model = self.base.reward_model(
@@ -426,7 +410,7 @@ class FinetuneRun:
 
     def features(self, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
         """Return the models as features."""
-        source = hub_source(self.base.folder)
+        source = loading.hub_source(self.base.folder)
         return FinetunedFeatures(
             base=self.base.name, method=method, lora=self.plan.tuning.lora, outputs=outputs,
             max_length=self.base.max_length, identity=identity, revision=source[1] if source else "",
@@ -448,7 +432,7 @@ class FinetuneRun:
 
 
 def prepare_run(
-    pairs: TextPairs, plan: TrainingPlan, checkpoints: Checkpoints, progress: Progress | None = None
+    pairs: recipe.TextPairs, plan: recipe.TrainingPlan, checkpoints: Checkpoints, progress: Progress | None = None
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -463,7 +447,7 @@ def prepare_run(
     """
     base = load_base(str(plan.tuning.backbone), plan.tuning.max_length, pairs.items)
     if plan.precision == "bfloat16" and not torch.cuda.is_available():
-        check_cpu_bfloat16()
+        loading.check_cpu_bfloat16()
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else [])]
     unused = torch.cuda.device_count() - 1  # a process trains on one
@@ -493,7 +477,7 @@ MOST_STAGES = AUTO_SIZES[-1]
 
 
 def fine_tune(
-    pairs: TextPairs, task: TunedTask, enough: Enough | None = None
+    pairs: recipe.TextPairs, task: TunedTask, enough: Enough | None = None
 ) -> tuple[FinetuneRun, FinetunedFeatures, list[float]]:
     """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
@@ -520,8 +504,8 @@ def fine_tune(
         the training time of each model.
     """
     options, processes = task.options, task.checkpoints.processes
-    plan = training_plan(
-        len(pairs.prob_a), task.tuning, options.seed, processes.count, choose_precision(options.precision)
+    plan = recipe.training_plan(
+        len(pairs.prob_a), task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
     )
     run = prepare_run(pairs, plan, task.checkpoints, task.progress)
     if options.method == "joint":
