@@ -161,8 +161,7 @@ class FitTask:
 
     def measured(self, members: Members) -> HistoryRow:
         """Measure the ensemble of one size on training and held-out pairs, and show its row."""
-        assert self.test is not None  # noqa: S101
-        assert self.test_votes is not None  # noqa: S101
+        assert self.test is not None and self.test_votes is not None  # noqa: S101, PT018
         level, prob_a, votes = self.options.level, self.test.prob_a, self.test_votes
         share = members.prob_hat(self.test, level)
         row = HistoryRow(

@@ -118,13 +118,7 @@ class PairTrainer(transformers.Trainer):
     head: str
     """Name of the head's layer."""
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: ARG002
-        num_items_in_batch: Any = None,  # noqa: ARG002
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """Return the loss of one micro-batch."""
         labels = {name: inputs.pop(name) for name in LABELS}
         a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
@@ -217,7 +211,7 @@ class StepCallback(transformers.TrainerCallback):
             newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             with atomic_write(newest / COMPLETE_FILE) as partial:
                 partial.write_text(json.dumps(stored))
-            for path in Path(args.output_dir).glob("checkpoint-*"):
+            for path in newest.parent.glob("checkpoint-*"):
                 if path != newest:
                     shutil.rmtree(path, ignore_errors=True)
         self.since = monotonic()
