@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from tiny import write_sentence_encoder
 
-from pluralign.learning.backbone import attention
-from pluralign.learning.backbone.attention import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
-from pluralign.learning.backbone.batches import TextPairs
+from pluralign.learning import trained_pooling as attention
+from pluralign.learning.backbone.recipe import TextPairs
+from pluralign.learning.trained_pooling import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
 from pluralign.publishing.export import describe_reader
 from pluralign.publishing.standalone import reward_model
 from pluralign.text import bert

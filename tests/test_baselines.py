@@ -270,7 +270,7 @@ def test_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn.append(weight)
         return fit_bradley_terry(difference, target, l2, weight=weight)
 
-    monkeypatch.setattr(baselines, "fit_bradley_terry", record)
+    monkeypatch.setattr(mixture, "fit_bradley_terry", record)
     pairs = votes()
     baselines._fit_bootstrap(pairs, as_array(pairs.difference), 0.1, validation_folds(pairs.prompt, 0), 4, 0)
     assert len(drawn) == 4 * (1 + 3), "three strengths are tried"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
+from pluralign.learning.backbone.recipe import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
 from pluralign.learning.backbone.train import MicroBatches, PairTrainer
 from pluralign.text.loading import padded
 

@@ -23,9 +23,8 @@ from pluralign.core.processes import ALONE, Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone import train
 from pluralign.learning.backbone.base import base_states, load_base
-from pluralign.learning.backbone.batches import TextPairs
 from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
-from pluralign.learning.backbone.recipe import batch_and_steps, training_plan
+from pluralign.learning.backbone.recipe import TextPairs, batch_and_steps, training_plan
 from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, prepare_run
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FinetuneOptions

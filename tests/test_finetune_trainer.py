@@ -24,8 +24,8 @@ from pluralign.core.processes import ALONE, Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone import train as trainer
-from pluralign.learning.backbone.batches import TextPairs
 from pluralign.learning.backbone.losses import RunningFigures, StageLoss
+from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, Training, prepare_run
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FinetuneOptions

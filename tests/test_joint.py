@@ -23,7 +23,7 @@ from pluralign.learning.joint import (
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import Teacher, fit_teacher
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
 from pluralign.theory.simplex import optimality_gap
 
 N_TRAIN, N_TEST = 900, 600
@@ -60,8 +60,9 @@ def error_of(fit: Members, pairs: Pairs, target: np.ndarray) -> float:
 
 def target_of(blend: Blend, teacher: Teacher, pairs: Pairs) -> np.ndarray:
     """The share that members learn from."""
-    taught = teacher.prob_mixture if blend.source == "mixture" else teacher.prob_hat
-    return (1 - blend.vote_share) * taught(pairs.difference) + blend.vote_share * pairs.prob_a
+    mixture = sigmoid(teacher.damp(pairs.difference) @ teacher.voices) @ teacher.voice_weights
+    taught = mixture if blend.source == "mixture" else teacher.prob_hat(pairs.difference)
+    return (1 - blend.vote_share) * taught + blend.vote_share * pairs.prob_a
 
 
 def predicted(fit: Members, pairs: Pairs) -> np.ndarray:
@@ -134,6 +135,12 @@ def test_undecided_share_replaces_members_that_are_near_opposites() -> None:
     assert smallest_correlation(fits[0]) > smallest_correlation(fits[1]) + 0.3
     errors = [np.mean((predicted(fit, noisy) - noisy.prob_a) ** 2) for fit in fits]
     assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: int) -> None:
+    train, test, true = population(seed)
+    assert brier(predicted(fit_joint(train, teacher_of(seed), 2), test), true) < constant_half(true)
 
 
 @pytest.mark.usefixtures("quick")
@@ -226,6 +233,13 @@ def test_fit_depends_only_on_the_seed() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_swapping_every_pair_turns_predictions_into_one_minus_them() -> None:
+    train, test, _ = population(0)
+    fit, other = fit_joint(train, teacher_of(0), 4), swapped(test, np.ones(len(test), dtype=bool))
+    np.testing.assert_allclose(predicted(fit, other), 1 - predicted(fit, test), atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("some", "blend"), [(1.0, FROM_TEACHER), (0.5, FROM_VOTES)])
 def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: Blend) -> None:
     """All pairs swapped: the same problem. Some pairs swapped: other mixtures, so only without a teacher."""
@@ -273,7 +287,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
 
     gradients = VoteGradients(weight.astype(np.float32), sizes, bound)
     single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
-    of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
+    of_theta, of_logits = gradients((single[0], single[1], single[2]), single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, numeric(lambda other: loss(other, logits), theta), atol=2e-5)
     np.testing.assert_allclose(of_logits, numeric(lambda other: loss(theta, other), logits), atol=2e-5)
 

@@ -20,7 +20,6 @@ from pluralign.learning.pairs import (
     Differences,
     Pairs,
     cap_disagreement,
-    differences,
     gram,
     hard_votes,
     row_squares,
@@ -78,7 +77,7 @@ def test_only_small_matrices_are_held_in_memory(monkeypatch: pytest.MonkeyPatch)
     pairs = pairs_of_two_groups(40)
     assert isinstance(pairs.difference, np.ndarray)
     monkeypatch.setattr(module, "DENSE_ELEMENTS", 40 * 6 - 1)
-    assert isinstance(differences(pairs.inputs, pairs.a, pairs.b), Differences)
+    assert isinstance(replace(pairs).difference, Differences)
 
 
 def fits(pairs: Pairs) -> dict[str, np.ndarray]:

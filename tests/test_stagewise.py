@@ -121,6 +121,16 @@ def test_weights_are_optimal_for_hard_votes() -> None:
     assert optimality_gap(votes, prob_a, weights) < 1e-6
 
 
+@given(st.integers(0, 1000), st.integers(0, 3))
+def test_a_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) -> None:
+    difference, prob_a = people(seed)
+    theta = np.random.default_rng(seed).standard_normal((4, 4))
+    _, once = solve_weights(difference, theta, prob_a)
+    weights, twice = solve_weights(difference, theta[:, [0, 1, 2, 3, copied]], prob_a)
+    np.testing.assert_allclose(np.mean((twice - prob_a) ** 2), np.mean((once - prob_a) ** 2), atol=1e-7)
+    assert weights[copied] == pytest.approx(weights[4], abs=1e-5)
+
+
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 

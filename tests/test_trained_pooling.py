@@ -18,7 +18,6 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling
 from pluralign.learning import tuned as tuning
-from pluralign.learning.backbone import attention
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FitOptions
@@ -39,7 +38,7 @@ QUICK: dict[str, Any] = {"k": 2, "pooling": "attention", "surface": False, "laye
 def quick_training() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"EPOCHS": 10, "LEARNING_RATE": 1e-2, "BATCH": 32}.items():
-            patch.setattr(attention, name, value)
+            patch.setattr(trained_pooling, name, value)
         yield
 
 
@@ -117,12 +116,12 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((attention, "_of_networks"), (tuning, "fit_tuned_members")):
+    for target, name in ((trained_pooling, "_of_networks"), (tuning, "fit_tuned_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
                 fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
-    monkeypatch.setattr(attention, "train_attention", breaks)
+    monkeypatch.setattr(trained_pooling, "train_attention", breaks)
     resumed = fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
     whole = RewardEnsemble.load(tuned)
     np.testing.assert_array_equal(resumed.weights, whole.weights)
@@ -135,11 +134,11 @@ def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noise(states: Any, pairs: Any, start: Any, *_: Any) -> Any:
-        rng, heads = np.random.default_rng(0), (attention.NETWORKS, attention.HEADS)
+        rng, heads = np.random.default_rng(0), (trained_pooling.NETWORKS, trained_pooling.HEADS)
         shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
         return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
-    monkeypatch.setattr(attention, "train_attention", noise)
+    monkeypatch.setattr(trained_pooling, "train_attention", noise)
     worse = fit(votes, folder=tmp_path / "worse", encoder=str(encoder), **QUICK)
     record: Any = worse.record
     assert record.encoders.used == "frozen"
@@ -154,7 +153,7 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
     """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = frozen_fit.task_of, attention.train_attention
+    start, train = frozen_fit.task_of, trained_pooling.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
@@ -167,8 +166,8 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
 
     for module in (frozen_fit, tuning):
         monkeypatch.setattr(module, "task_of", look_at_folds)
-    monkeypatch.setattr(attention, "train_attention", look_at_training)
-    monkeypatch.setattr(attention, "EPOCHS", 1)
+    monkeypatch.setattr(trained_pooling, "train_attention", look_at_training)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 1)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
     _, _, tuned, frozen = folds  # the first two compare the features
     assert len(tuned) == 1
@@ -190,11 +189,11 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
         return seen[-1][2]
 
     monkeypatch.setattr(trained_pooling, "_trained_inputs", look)
-    monkeypatch.setattr(attention, "EPOCHS", 2)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 2)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
     ((start, vectors, (inputs_of, teacher)),) = seen
     items, outputs = votes.items(), start.rewards.shape[1]
-    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
+    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), trained_pooling.NETWORKS, outputs)
     rewards = start.rewards[:, None] + corrections
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
@@ -235,7 +234,7 @@ def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned:
     for name, baseline in fitted.baselines.items():
         assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
     average: Any = ensemble.average_theta
-    n_trained = attention.NETWORKS * 9
+    n_trained = trained_pooling.NETWORKS * 9
     assert not average[-n_trained:].any()
     assert average[:-n_trained].any()
     assert np.abs(ensemble.members.theta[-n_trained:]).max() > 0
@@ -291,7 +290,7 @@ def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> 
 def test_an_automatic_precision_is_saved_as_chosen(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "EPOCHS", 0.2)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 0.2)
     ensemble = fit(votes, folder=tmp_path / "auto", encoder=str(encoder), **QUICK | {"precision": "auto"})
     assert isinstance(ensemble.features, TextFeatures)
     assert ensemble.features.precision in ("float32", "bfloat16")

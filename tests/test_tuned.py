@@ -132,7 +132,7 @@ def task_of(votes: PreferenceSet) -> TunedTask:
 
 def test_training_stops_once_both_camps_have_a_member(votes: PreferenceSet) -> None:
     task, outputs = task_of(votes), rewards(votes, "tea", "rum", "?", "?")
-    errors = [sizes_on_validation(task, outputs[:, :j]).errors for j in range(1, 5)]
+    errors = [sizes_on_validation(task, outputs[:, :j])[1] for j in range(1, 5)]
     assert [stopped_improving(one) for one in errors] == [False, False, False, True]
     k, stopped = choose_stages(task, outputs)
     assert k == 2

@@ -18,7 +18,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
-from pluralign.learning.frozen import fit_members, fit_members_to_raters
+from pluralign.learning.frozen import fit_members
 from pluralign.learning.measure import read_ensemble
 from pluralign.learning.options import FitOptions
 from pluralign.learning.task import MANY_PAIRS, LearningData
@@ -207,7 +207,7 @@ def fit_features(
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
     data = LearningData(preferences, rows, vectors, nothing, chosen)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return fit_members(data) if raters is None else fit_members_to_raters(data, raters)
+        return fit_members(data, raters)
 
 
 def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:

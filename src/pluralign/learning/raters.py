@@ -75,8 +75,7 @@ class VotesByRater:
             n_raters: number of raters.
             n_pairs: number of pairs.
         """
-        shape = (n_raters, n_pairs)
-        sides = (chose_a, 1.0 - chose_a)
+        sides, shape = (chose_a, 1.0 - chose_a), (n_raters, n_pairs)
         return cls(*(sparse.csr_matrix((side, (rater, pair)), shape=shape) for side in sides))
 
     def __getitem__(self, pairs: Mask | npt.NDArray[np.int64]) -> "VotesByRater":
@@ -116,11 +115,9 @@ def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
         votes: all votes.
         train: which pairs are trained on, ``(n_pairs,)``.
     """
-    row = np.cumsum(train) - 1
-    chosen = train[votes.pair]
-    return VotesByRater.count(
-        votes.rater[chosen], row[votes.pair[chosen]], votes.chose_a[chosen], votes.n_raters, int(train.sum())
-    )
+    row, kept = np.cumsum(train) - 1, train[votes.pair]
+    pair, chose_a = row[votes.pair[kept]], votes.chose_a[kept]
+    return VotesByRater.count(votes.rater[kept], pair, chose_a, votes.n_raters, int(train.sum()))
 
 
 def fit_raters(task: FitTask, votes: VotesByRater) -> Fitted:
@@ -366,13 +363,9 @@ def _expectation_maximisation(
             break
         posterior = posteriors(log_likelihood, shares)
         shares = posterior[voters].mean(axis=0)
-        for_a, for_b = np.asarray(votes.for_a.T @ posterior), np.asarray(votes.for_b.T @ posterior)
-        theta = np.column_stack(
-            [
-                _newton_step(x, for_a[:, j] / n_votes, for_b[:, j] / n_votes, theta[:, j], center, strength)
-                for j in range(len(shares))
-            ]
-        )
+        sides = (np.asarray(side.T @ posterior).T / n_votes for side in (votes.for_a, votes.for_b))
+        of_members = zip(*map(np.ascontiguousarray, sides), theta.T, strict=True)
+        theta = np.column_stack([_newton_step(x, a, b, t, center, strength) for a, b, t in of_members])
     return Members(theta, shares), objective
 
 
