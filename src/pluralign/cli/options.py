@@ -20,7 +20,7 @@ from pluralign.core.version import __version__
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.scale.options import EngineOptions
-from pluralign.server.limits import ServeOptions
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions, SamplingOptions
 from pluralign.votes.options import LoadOptions
 

@@ -22,7 +22,7 @@ from pluralign.cli.options import (
     with_options,
 )
 from pluralign.core.errors import UsageError
-from pluralign.server.limits import ServeOptions
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions
 
 
