@@ -322,7 +322,7 @@ def test_a_failure_of_the_ray_driver_quotes_its_log(tmp_path: Path, monkeypatch:
 @with_ray
 def test_an_unreachable_address_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check --address"
+    sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check the address"
     with pytest.raises(PluralignError, match=sentence):
         encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
 

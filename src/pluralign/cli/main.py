@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NoReturn, TypeAlias
 import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
-from pluralign.cli.commands import analysis, answer, experiments, fit, serve, votes
+from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
 from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.text import one_line, printable
@@ -26,12 +26,12 @@ from pluralign.core.version import __version__
 Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    "Start here": (experiments.demo, votes.inspect, fit.fit, fit.evaluate),
+    "Start here": (experiments.demo, fit.inspect, fit.fit, fit.evaluate),
     "Analyse an ensemble": (
         analysis.profile, analysis.diversity, analysis.certify, analysis.prune, analysis.report,
     ),
     "Use an ensemble": (answer.score, answer.compare, answer.answer, serve.serve, serve.tune, serve.export),
-    "Prepare data, and reproduce the paper": (fit.encode, answer.generate, votes.rankings, experiments.reproduce),
+    "Prepare data, and reproduce the paper": (fit.encode, answer.generate, analysis.rankings, experiments.reproduce),
 }  # fmt: skip
 """The commands, by their heading in ``--help``."""
 

@@ -340,14 +340,14 @@ def export(
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
     features = ensemble.features
-    if isinstance(member, int) and not 0 <= member < ensemble.k:
-        raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
+    if member not in (None, "all", *range(ensemble.k)):
+        raise UsageError(f"member must be 0 to {ensemble.k - 1}, or all, not {member}.")
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
     if isinstance(features, TextFeatures):
         if member is not None or dtype != "float32":
             raise UsageError(
-                "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
+                "an ensemble on frozen features is exported whole and in float32, without --member and --dtype: "
                 "reward_model.py returns one column of rewards per member."
             )
         base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
@@ -388,7 +388,7 @@ def _check_tuned(features: FinetunedFeatures, folder: Path, *, one_model: bool) 
     if features.method == "stagewise" and one_model:
         raise UsageError(
             "the members of a stagewise ensemble are separate models and cannot be exported as one: "
-            "export one with --member J, or each in its own folder with --all."
+            "export one with --member J, or each in its own folder with --member all."
         )
     if features.with_current_hashes().identity != features.identity:
         remedy = "copy the folder again, or fit again"

@@ -21,7 +21,10 @@ class EngineOptions:
     worker_gpus: float = field(default=0.0, metadata={"help": "Ray: GPUs per worker; with 0.5, two workers share one."})
     address: str | None = field(
         default=None,
-        metadata={"help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster)."},
+        metadata={
+            "help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster).",
+            "command_line": False,  # there it is $RAY_ADDRESS
+        },
     )
     shard_rows: int = field(
         default=8192, metadata={"help": "Texts per shard, the unit of resuming. A folder of shards is not cut again."}

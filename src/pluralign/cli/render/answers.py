@@ -12,7 +12,7 @@ from pluralign.answering.generate import Generation
 from pluralign.answering.slate import Consensus, Distilled, SlateEntry
 from pluralign.answering.steering import Steering
 from pluralign.answering.tune import Tuning
-from pluralign.cli.render.tables import (
+from pluralign.cli.render.results import (
     BAR_WIDTH,
     TEXT_LENGTH,
     command_line,
