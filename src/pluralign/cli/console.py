@@ -183,28 +183,19 @@ def is_first_process() -> bool:
 # --- log messages on stderr -------------------------------------------------------------------------------------------
 
 
-class NoteFormatter(logging.Formatter):
-    """Writes a log message as ``LEVEL: message``; warnings are notes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one message as text."""
-        level = "note" if record.levelno == logging.WARNING else record.levelname
-        return f"{level}: {super().format(record)}"
-
-
 class StderrHandler(logging.Handler):
     """Prints log messages on ``sys.stderr`` of the moment, so that a progress bar is not torn."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message."""
-        say(self.format(record))
+        """Print one message as ``LEVEL: message``; warnings are notes."""
+        say(f"{'note' if record.levelno == logging.WARNING else record.levelname}: {self.format(record)}")
 
 
 def log_to_stderr(verbose: bool) -> None:
     """Print log messages of this application on stderr: warnings and errors, or everything if ``verbose``."""
-    handler = StderrHandler()
-    handler.setFormatter(NoteFormatter())
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING, handlers=[StderrHandler()], format="%(message)s"
+    )
 
 
 # --- What commands write: checked before the work, so that no result is lost and nothing else is replaced.
@@ -305,13 +296,6 @@ def note_left_out(left_out: "LeftOut") -> None:
     """Say on stderr how many pairs were left out because the ensemble was trained on their prompts."""
     if left_out.sentence and is_first_process():
         note(left_out.sentence + (" evaluate --all includes them." if left_out.prompts else ""))
-
-
-def saved_held_out_votes(folder: Path) -> "HeldOutVotes | None":
-    """Return the held-out votes that fit saved in a folder, or None if it saved none."""
-    from pluralign.ensemble.held_out import has_held_out, load_held_out
-
-    return load_held_out(folder) if has_held_out(folder) else None
 
 
 @contextmanager

@@ -93,12 +93,12 @@ def diversity(
     """
     from pluralign.cli.render.analysis import diversity_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import load_held_out
+    from pluralign.ensemble.held_out import has_held_out, load_held_out
     from pluralign.measuring import diversity as member_rankings
     from pluralign.votes.candidates import load_candidates
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out(ensemble) if candidates is None else console.saved_held_out_votes(ensemble)
+    held_out = load_held_out(ensemble) if candidates is None or has_held_out(ensemble) else None
     if candidates is None and held_out:
         lists, rewards = member_rankings.held_out_candidates(held_out)
         if not lists:

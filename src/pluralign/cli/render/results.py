@@ -79,11 +79,11 @@ def command_line(command: str) -> Text:
     return Text(command, style="dim", no_wrap=True)
 
 
-def counted_notes(notes: Iterable[tuple[int, str]]) -> Iterator[Text]:
+def counted_notes(*notes: tuple[int, str]) -> Iterator[Text]:
     """Yield a dim line for each note whose count is not zero."""
     for count, note in notes:
         if count:
-            yield Text(f"· {count:,} {note}", style="dim")
+            yield dim(f"· {count:,} {note}")
 
 
 def visible(text: str) -> str:
