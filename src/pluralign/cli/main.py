@@ -24,7 +24,6 @@ from pluralign.core.text import one_line, printable
 from pluralign.core.version import __version__
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
-
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start here": (experiments.demo, fit.inspect, fit.fit, fit.evaluate),
     "Analyse an ensemble": (
@@ -46,16 +45,11 @@ app = typer.Typer(
 )
 
 
-def _register(command: Callable[..., None], panel: str) -> None:
-    """Add a command to the application; the help and the examples are those of its docstring."""
-    help_text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
-    epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
-    app.command(help=help_text, epilog=epilog, rich_help_panel=panel)(command)
-
-
 for heading, commands in COMMANDS.items():
-    for function in commands:
-        _register(function, heading)
+    for command in commands:  # the help and the examples are those of its docstring
+        help_text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+        epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
+        app.command(help=help_text, epilog=epilog, rich_help_panel=heading)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -313,7 +313,6 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         words = ["pluralign", "fit", "-" if data == "standard input" else data, "-o", str(fitted_in)]
         commands.append([*words, *as_flags(changed)])
     if pruned and pruned.source:
-        only_far = ["--only-far"] if pruned.only_far else []
-        words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}", *only_far]
-        commands.append(words)
+        words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}"]
+        commands.append([*words, *(["--only-far"] if pruned.only_far else [])])
     return [*commands, ["pluralign", *last]]
