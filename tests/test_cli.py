@@ -19,14 +19,12 @@ WITH_SEED = {
     "demo",
     "fit",
     "evaluate",
-    "report",
     "answer",
     "serve",
     "tune",
     "generate",
     "rankings",
     "reproduce",
-    "profile",
 }
 INSPECT_KEYS = {
     "pairs", "prompts", "votes", "votes_per_pair", "majority_share", "noise", "floor", "constant_half",

@@ -162,7 +162,7 @@ def test_minilm_survives(tmp_path: Path) -> None:
 def test_a_sentence_encoder_with_other_modules_is_refused(sentence_bert: Path, tmp_path: Path) -> None:
     ensemble = make_ensemble(TextFeatures(str(sentence_bert), "last", surface=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen_export, "own_pooling", lambda _: ("mean", True))
+        patch.setattr("pluralign.text.loading.own_pooling", lambda _: ("mean", True))
         with pytest.raises(UsageError, match=r"needs sentence-transformers \(its rewards differ.*cannot be exported"):
             check_export(ensemble, tmp_path)
     assert not (tmp_path / "out").exists()

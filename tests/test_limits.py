@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from served import HELLO, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble, UsageError
-from pluralign.server.limits import Limits, ServeOptions
+from pluralign.server.limits import Limits
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions
 
 SMALL = Limits(body_bytes=2000, texts=4, characters=100, candidates=3, choices=2, max_tokens=10)

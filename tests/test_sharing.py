@@ -98,7 +98,7 @@ def test_an_encoder_of_the_hub_is_named_and_another_one_is_uploaded(
         assert str(tmp_path) not in texts_in(hub / "my-org" / name)
         assert "/secret" not in texts_in(hub / "my-org" / name)
     monkeypatch.setattr(
-        frozen_export, "describe_reader", lambda *_: (_ for _ in ()).throw(frozen_export._not_expressible("x", "y"))
+        frozen_export, "describe_reader", lambda *_: (_ for _ in ()).throw(frozen_export.NotExpressibleError("x", "y"))
     )
     named.push_to_hub("my-org/unusual")
     assert not (hub / "my-org/unusual/reward_model.py").exists(), "the script is left out where it cannot work"

@@ -200,7 +200,7 @@ def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --all"):
+    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --member all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
     done = export(stagewise, tmp_path / "out", member="all")
@@ -363,9 +363,9 @@ def test_text_from_data_is_escaped_on_a_card(joint: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     for member in (3, -1):
-        with pytest.raises(UsageError, match=rf"member must be 0 to 2, not {member}"):
+        with pytest.raises(UsageError, match=rf"member must be 0 to 2, or all, not {member}"):
             export(joint, tmp_path / "out", member=member)
-    assert "cannot be combined" in run("export", joint, "-o", tmp_path / "out", "--member", "0", "--all").stderr
+    assert "or all, not each" in run("export", joint, "-o", tmp_path / "out", "--member", "each").stderr
     with pytest.raises(UsageError, match="did you mean 'float16'"):
         export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
     for place in (joint, joint / "out", joint.parent):

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from tiny import camp_votes
 
-from pluralign.cli.render.fit import encoder_sentence, fit_page
+from pluralign.cli.render.results import encoder_sentence, fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble

@@ -17,8 +17,12 @@ class EngineOptions:
     workers: int | None = option(None, "Ray: number of workers (default: as many as the cluster has room for).")
     worker_cpus: int = option(1, "Ray: CPUs, and threads, per worker.")
     worker_gpus: float = option(0.0, "Ray: GPUs per worker; with 0.5, two workers share one.")
-    address: str | None = option(
-        None, "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster)."
+    address: str | None = field(
+        default=None,
+        metadata={
+            "help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster).",
+            "command_line": False,  # there it is $RAY_ADDRESS
+        },
     )
     shard_rows: int = option(8192, "Texts per shard, the unit of resuming. A folder of shards is not cut again.")
 

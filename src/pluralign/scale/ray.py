@@ -160,7 +160,7 @@ def cluster(options: EngineOptions) -> Iterator[None]:
         _check_reachable(address or "")
         ray.init(**chosen)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        remedy = "check --address, and that the cluster has this version of Ray and Python"
+        remedy = "check the address, and that the cluster has this version of Ray and Python"
         failed = f"reached at {address}" if address else "started on this machine"
         raise DataError(f"Ray cannot be {failed} ({_first_line(error)})", remedy=remedy) from None
     try:

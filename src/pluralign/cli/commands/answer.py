@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.console import emit, output_file, output_folder, print_json, progress_bar, working
-from pluralign.cli.inputs import load_votes
+from pluralign.cli.console import emit, load_votes, output_file, output_folder, print_json, progress_bar, working
 from pluralign.cli.options import EnsembleFolder, Json, PolicyFolder, PromptLimit, Prompts, with_options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
