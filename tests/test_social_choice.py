@@ -1,19 +1,33 @@
-"""Social choice rules against brute force and their defining properties."""
+"""Rules of social choice, predicted first choices and greedy slates, against brute force and enumeration."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.theory.social_choice import RULES, borda, choose, maximal_lottery, maximin, pairwise_support, schulze
+from pluralign.theory import social_choice
+from pluralign.theory.calibration import ensemble_prob, policy_prob, votes_from_rewards, with_undecided
+from pluralign.theory.kendall import weight_on_tops
+from pluralign.theory.social_choice import RULES, choose, first_choices, greedy_cover, pairwise_support, top_twos
+
+SEEDS, BETAS, SHARES = st.integers(0, 10_000), st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.floats(0.0, 1.0)
 
 
-def random_support(seed: int, n: int = 5, k: int = 7) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def members(seed: int, n: int = 5, k: int = 4) -> tuple[FloatArray, FloatArray]:
     random = np.random.default_rng(seed)
-    return pairwise_support(random.standard_normal((n, k)), random.dirichlet(np.ones(k)))
+    return random.standard_normal((n, k)), random.dirichlet(np.ones(k))
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def random_support(seed: int, n: int = 5, k: int = 7) -> FloatArray:
+    return pairwise_support(*members(seed, n, k))
 
 
 def test_support_sums_the_weights_of_members_and_a_tie_counts_half() -> None:
@@ -23,15 +37,10 @@ def test_support_sums_the_weights_of_members_and_a_tie_counts_half() -> None:
     assert support[1, 0] == pytest.approx(0.5 * 0.2 + 0.3)
 
 
-@given(st.integers(0, 10_000))
-def test_support_of_both_sides_sums_to_one(seed: int) -> None:
-    support = random_support(seed)
-    assert np.allclose(support + support.T, 1)
-
-
-@given(st.integers(0, 10_000))
+@given(SEEDS)
 def test_a_condorcet_winner_is_chosen_by_all_but_borda(seed: int) -> None:
     support = random_support(seed)
+    assert np.allclose(support + support.T, 1)
     beats = support > 0.5 + 1e-6
     winners = np.flatnonzero(beats.sum(axis=1) == len(support) - 1)
     if len(winners):
@@ -39,7 +48,7 @@ def test_a_condorcet_winner_is_chosen_by_all_but_borda(seed: int) -> None:
             assert choose(support, rule, seed) == winners[0]
 
 
-@given(st.integers(0, 10_000), st.permutations(range(5)))
+@given(SEEDS, st.permutations(range(5)))
 def test_renaming_candidates_renames_the_scores(seed: int, order: list[int]) -> None:
     support = random_support(seed)
     for rule in ("maximin", "borda", "schulze"):
@@ -47,13 +56,12 @@ def test_renaming_candidates_renames_the_scores(seed: int, order: list[int]) -> 
 
 
 def test_borda_is_the_mean_rank_of_weighted_members() -> None:
-    random = np.random.default_rng(3)
-    rewards, weights = random.standard_normal((5, 4)), random.dirichlet(np.ones(4))
+    rewards, weights = members(3)
     beaten = (rewards[:, None] > rewards[None]).sum(axis=1)  # number of rivals ranked below, per member
-    assert np.allclose(borda(pairwise_support(rewards, weights)), beaten @ weights / 4)
+    assert np.allclose(social_choice.borda(pairwise_support(rewards, weights)), beaten @ weights / 4)
 
 
-def brute_force_schulze(support: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int]:
+def brute_force_schulze(support: FloatArray) -> list[int]:
     n = len(support)
 
     def strength(a: int, b: int) -> float:
@@ -72,13 +80,13 @@ def brute_force_schulze(support: np.ndarray[tuple[int, int], np.dtype[np.float64
 @pytest.mark.parametrize("seed", range(12))
 def test_schulze_agrees_with_brute_force_over_all_paths(seed: int) -> None:
     support = random_support(seed, n=5, k=3)
-    assert schulze(support).tolist() == brute_force_schulze(support)
+    assert social_choice.schulze(support).tolist() == brute_force_schulze(support)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_candidate_beats_the_maximal_lottery(seed: int) -> None:
     support = random_support(seed, k=3)
-    lottery = maximal_lottery(support)
+    lottery = social_choice.maximal_lottery(support)
     assert lottery.sum() == pytest.approx(1)
     assert ((support - 0.5) @ lottery).max() <= 1e-7
 
@@ -91,7 +99,7 @@ def test_the_lottery_draws_candidates_of_a_cycle_equally_often() -> None:
 
 def test_ties_are_broken_by_mean_support_then_at_random() -> None:
     support = np.array([[0.5, 0.5, 0.6], [0.5, 0.5, 0.9], [0.4, 0.1, 0.5]])
-    assert maximin(support)[:2].tolist() == [0.5, 0.5]
+    assert social_choice.maximin(support)[:2].tolist() == [0.5, 0.5]
     assert {choose(support, "maximin", seed) for seed in range(20)} == {1}
     even = np.full((2, 2), 0.5)
     assert {choose(even, "maximin", seed) for seed in range(20)} == {0, 1}
@@ -100,3 +108,80 @@ def test_ties_are_broken_by_mean_support_then_at_random() -> None:
 def test_an_unknown_rule_raises_an_error_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'schulze'"):
         choose(np.full((2, 2), 0.5), "schulz")
+
+
+# --- shares of first choices, and slates ------------------------------------------------------------------------------
+
+
+@given(SEEDS, BETAS, SHARES)
+def test_first_choices_of_a_pair_are_the_predicted_shares_of_the_ensemble(seed: int, beta: float, u: float) -> None:
+    rewards, weights = members(seed, n=2)
+    difference = rewards[:1] - rewards[1:]
+    votes = votes_from_rewards(difference, np.zeros_like(difference))
+    share = policy_prob(difference, weights, beta) if beta else ensemble_prob(votes, weights)
+    assert first_choices(rewards, weights, beta, u)[0] == pytest.approx(float(with_undecided(share, u)[0]))
+    assert pairwise_support(rewards, weights, beta, u)[0, 1] == pytest.approx(float(with_undecided(share, u)[0]))
+
+
+@given(SEEDS, BETAS, SHARES)
+def test_shares_are_a_distribution_that_constants_do_not_change(seed: int, beta: float, u: float) -> None:
+    rewards, weights = members(seed)
+    moved = rewards + np.array([5.0, -3.0, 0.0, 100.0])
+    pairs = top_twos(rewards, weights, beta, u)
+    assert first_choices(rewards, weights, beta, u).sum() == pytest.approx(1)
+    assert np.triu(pairs, 1).sum() == pytest.approx(1)
+    assert np.allclose(pairs, pairs.T)
+    assert np.allclose(np.diag(pairs), 0)
+    assert np.allclose(first_choices(moved, weights, beta, u), first_choices(rewards, weights, beta, u), atol=1e-9)
+    assert np.allclose(top_twos(moved, weights, beta, u), pairs, atol=1e-9)
+
+
+@given(SEEDS)
+def test_small_temperatures_approach_the_favourites(seed: int) -> None:
+    rewards, weights = members(seed)
+    assert np.allclose(first_choices(rewards, weights), weight_on_tops(rewards, weights))
+    assert np.allclose(top_twos(rewards, weights, 1e-7), top_twos(rewards, weights), atol=1e-6)
+
+
+@given(SEEDS)
+def test_top_twos_are_the_first_two_draws_without_replacement(seed: int) -> None:
+    rewards, weights = members(seed, n=4, k=2)
+    chance = social_choice.policies(rewards, 0.7)
+    for a, b in itertools.combinations(range(4), 2):
+        expected = chance[a] * chance[b] / (1 - chance[a]) + chance[b] * chance[a] / (1 - chance[b])
+        assert top_twos(rewards, weights, 0.7)[a, b] == pytest.approx(float(expected @ weights))
+
+
+def coverage(shares: FloatArray, rows: tuple[int, ...]) -> float:
+    """Return the share of people covered by a slate: entries with a row or a column in it, each person once."""
+    once, inside = np.triu(shares), np.isin(np.arange(len(shares)), rows)
+    return float(once[inside[:, None] | inside[None]].sum())
+
+
+@given(SEEDS, BETAS, st.integers(1, 4))
+def test_greedy_slates_are_optimal_for_favourites_and_nearly_so_for_top_twos(seed: int, beta: float, size: int) -> None:
+    rewards, weights = members(seed, n=6)
+    favourites = social_choice.covered_favourites(rewards, weights, beta, 0.1)
+    for shares, guaranteed in ((favourites, 1.0), (top_twos(rewards, weights, beta, 0.1), 1 - 1 / math.e)):
+        chosen, covered = greedy_cover(shares, size, np.random.default_rng(seed))
+        best = max(coverage(shares, rows) for rows in itertools.combinations(range(6), size))
+        assert covered == pytest.approx(coverage(shares, tuple(chosen.tolist())))
+        assert guaranteed * best - 1e-9 <= covered <= best + 1e-9
+        assert len(set(chosen.tolist())) == size
+
+
+@given(SEEDS, st.lists(st.integers(0, 2), min_size=5, max_size=5))
+def test_merging_candidates_keeps_the_number_of_people(seed: int, labels: list[int]) -> None:
+    rewards, weights = members(seed)
+    group = np.unique(labels, return_inverse=True)[1].astype(np.int64)
+    shares = top_twos(rewards, weights, 0.5)
+    merged = social_choice.merge(shares, group)
+    assert np.triu(merged).sum() == pytest.approx(1)
+    for number in range(len(merged)):
+        rows = tuple(np.flatnonzero(group == number).tolist())
+        assert coverage(merged, (number,)) == pytest.approx(coverage(shares, rows))
+
+
+def test_equal_gains_are_broken_at_random() -> None:
+    first = [int(greedy_cover(np.eye(2) / 2, 1, np.random.default_rng(seed))[0][0]) for seed in range(40)]
+    assert set(first) == {0, 1}
