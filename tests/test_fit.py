@@ -112,7 +112,7 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
         {"method": "stagewise", "max_disagreement": 1.0},
         {"method": "stagewise", "k": "auto"},
     ],
-    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()) or "default",
+    ids=str,
 )
 def test_every_fit_has_a_complete_record(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     ensemble = fit_quickly(votes, **changes)
@@ -397,6 +397,10 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"max_disagrement": 0.4}, "no option 'max_disagrement'; did you mean 'max_disagreement'"),
         ({"encoder": "none", "surface": False}, "nothing to encode with"),
         ({"seed": -1}, "seed"),
+        ({"backbone": "x", "learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
+        ({"backbone": "x", "optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
+        ({"backbone": "x", "report_to": "wanbd"}, r"no tracker 'wanbd'; did you mean 'wandb'\?"),
+        ({"backbone": "x", "report_to": "wandb,none"}, "no tracker 'none'; known are: trackio, wandb, tensorboard"),
         ({"method": "stagewise", "orient": "majorty"}, "did you mean 'majority'"),
     ],
     ids=str,
