@@ -5,6 +5,7 @@ import math
 import statistics
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ def test_the_interval_matches_all_resamples_of_clusters() -> None:
     labels = [name for name, values in clusters.items() for _ in values]
     pooled = list(itertools.chain.from_iterable(clusters.values()))
     shuffled = np.random.default_rng(0).permutation(len(pooled))
-    drawn = {"level": 0.8, "n_resamples": 100_000, "seed": 1}
-    interval = clustered_interval(np.array(pooled)[shuffled], np.array(labels)[shuffled], **drawn)
+    options: dict[str, Any] = {"level": 0.8, "n_resamples": 100_000, "seed": 1}
+    interval = clustered_interval(np.array(pooled)[shuffled], np.array(labels)[shuffled], **options)
     assert interval.mean == pytest.approx(statistics.fmean(pooled))
     assert interval.standard_error == pytest.approx(statistics.pstdev(means), rel=0.01)
     assert interval.low == pytest.approx(np.quantile(means, 0.1), abs=0.01)

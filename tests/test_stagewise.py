@@ -77,7 +77,8 @@ def test_printed_loss_averaged_over_both_orders_is_the_symmetric_loss_plus_a_qua
 @pytest.mark.parametrize("seed", range(5))
 def test_only_the_printed_loss_depends_on_the_order_within_pairs(seed: int) -> None:
     difference, prob_a = people(seed)
-    for variant, k in (("symmetric", 4), ("printed", 2)):
+    cases: tuple[tuple[Variant, int], ...] = (("symmetric", 4), ("printed", 2))
+    for variant, k in cases:
         *_, one = stages(difference, prob_a, k, l2=0.03, variant=variant)
         *_, other = stages(*swapped(difference, prob_a, seed), k, l2=0.03, variant=variant)
         np.testing.assert_allclose(other.theta[:, 0], one.theta[:, 0], atol=1e-4)  # the first is always symmetric
