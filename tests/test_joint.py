@@ -10,16 +10,7 @@ import pytest
 from simulated import paired, swapped
 
 from pluralign.learning import joint
-from pluralign.learning.joint import (
-    BLENDS,
-    DISAGREEMENT_PENALTY,
-    FROM_MIXTURE,
-    FROM_TEACHER,
-    FROM_VOTES,
-    Blend,
-    VoteGradients,
-    train_joint,
-)
+from pluralign.learning.joint import BLENDS, FROM_MIXTURE, FROM_TEACHER, FROM_VOTES, Blend, VoteGradients, train_joint
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import Teacher, fit_teacher
@@ -209,9 +200,7 @@ def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     [(1.0, 0.45, FROM_TEACHER), (0.3, 0.48, FROM_MIXTURE), (0.3, 0.48, FROM_VOTES), (0.3, 0.42, FROM_TEACHER)],
 )
 @pytest.mark.parametrize("undecided", [True, False])
-def test_no_member_with_weight_disagrees_more_than_the_bound(
-    common: float, bound: float, blend: Blend, undecided: bool
-) -> None:
+def test_no_member_with_weight_exceeds_the_bound(common: float, bound: float, blend: Blend, undecided: bool) -> None:
     train, _, _ = population(2, common)
     teacher_votes = hard_votes(train.difference, teacher_of(2, common).theta[:, None])
     assert np.max(disagreement(teacher_votes, train.prob_a)) < bound - 0.02, "the teacher meets the bound"
@@ -278,7 +267,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
             prediction = votes @ alpha[:-1] + alpha[-1] / 2
             total += float(weight[:, e] @ (prediction - target[:, e]) ** 2)
             against = weight.mean(axis=1) @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
-            total += DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
+            total += joint.DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
         return total
 
     def numeric(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
