@@ -34,7 +34,7 @@ from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, Training, prepare_run
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FinetuneOptions
-from pluralign.learning.tuned import decisive_tuning
+from pluralign.learning.task import decisive_options
 from pluralign.measuring.evaluate import evaluate
 from pluralign.publishing.export import export
 from pluralign.text import loading
@@ -705,7 +705,7 @@ def test_trackers_and_the_name_of_the_run_are_passed_to_the_trainer(
     assert "PrinterCallback" not in kinds
     sys.modules.pop("wandb")
     plain, tracked = FinetuneOptions(backbone="x"), FinetuneOptions(backbone="x", report_to="wandb")
-    assert decisive_tuning(plain) == decisive_tuning(tracked), "a killed run resumes with other trackers"
+    assert decisive_options(plain) == decisive_options(tracked), "a killed run resumes with other trackers"
 
 
 def test_an_uninstalled_tracker_is_one_sentence_before_training_and_stdout_is_for_results(

@@ -14,12 +14,13 @@ from test_fit import Interrupt, Watching, evaluation_of, same_fit
 from pluralign import fit
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.learning import raters
+from pluralign.learning import choose, raters
 from pluralign.learning.bradley_terry import fit_bradley_terry
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Members, Pairs
 from pluralign.learning.raters import NewPeople, VotesByRater, fit_rater_mixture, fit_rater_reward, log_likelihoods
 from pluralign.learning.task import FitTask, FitWatcher
+from pluralign.theory import posterior
 from pluralign.theory.calibration import disagreement, sigmoid
 from pluralign.theory.posterior import SAFE_SHARE, ChoiceModel
 from pluralign.votes.raters import RaterVotes, load_rater_votes
@@ -214,7 +215,7 @@ def test_groups_of_raters_are_disjoint() -> None:
     assert np.array_equal(np.sum(groups, axis=0), np.ones(50))
 
 
-@pytest.mark.parametrize(("distinct", "share"), [(True, raters.VOICES_SHARE), (False, SAFE_SHARE)])
+@pytest.mark.parametrize(("distinct", "share"), [(True, posterior.VOICES_SHARE), (False, SAFE_SHARE)])
 def test_only_evidence_of_voices_raises_the_share_without_ids(distinct: bool, share: float) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 2))
@@ -223,7 +224,7 @@ def test_only_evidence_of_voices_raises_the_share_without_ids(distinct: bool, sh
     pairs = paired(x, prob_a, per_prompt=10)
     single = sigmoid(x @ theta.mean(axis=1))
     theta = theta if distinct else 1.3 * theta
-    found = raters.model_from_voices(Members(theta, np.array([0.5, 0.5])), 1.0, single, pairs)
+    found = choose.model_from_voices(Members(theta, np.array([0.5, 0.5])), 1.0, single, pairs)
     assert found.people == share
 
 

@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 from simulated import numeric_gradient
 
 from pluralign.learning.options import Variant
-from pluralign.learning.pairs import Members, hard_votes
-from pluralign.learning.stagewise import solve_weights, squared_loss, stage_target, stages
+from pluralign.learning.pairs import Members, hard_votes, solve_weights
+from pluralign.learning.stagewise import squared_loss, stage_target, stages
 from pluralign.theory.calibration import disagreement, sigmoid
 from pluralign.theory.simplex import optimality_gap
 

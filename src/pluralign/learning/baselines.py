@@ -17,8 +17,16 @@ from scipy.special import ndtr
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, random_stream
 from pluralign.learning import bradley_terry as bt
-from pluralign.learning.pairs import Differences, Matrix, Pairs, brier_on_folds, errors_on_folds, hard_votes, scores
-from pluralign.learning.stagewise import solve_weights
+from pluralign.learning.pairs import (
+    Differences,
+    Matrix,
+    Pairs,
+    brier_on_folds,
+    errors_on_folds,
+    hard_votes,
+    scores,
+    solve_weights,
+)
 from pluralign.learning.teacher import damp, mean_row_square
 from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower

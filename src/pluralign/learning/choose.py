@@ -15,12 +15,14 @@ from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
 from pluralign.learning.joint import BLENDS, FEW_RESTARTS, FROM_TEACHER, NAMED_BLENDS, RESTARTS, Blend, train_joint
-from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows
+from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
-from pluralign.learning.raters import model_from_voices
 from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
 from pluralign.learning.teacher import Teacher, fit_teacher
+from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 
 Target: TypeAlias = Blend | PolicyOptions
@@ -299,3 +301,24 @@ class StagePairs:
             members = keep.keep(f"{name}-{j}", Members, partial(stage, j, earlier))
             earlier = members.theta
             yield in_features(members)
+
+
+ROUNDING = 1e-9
+"""Differences of squared errors below it are rounding errors."""
+
+
+def model_from_voices(members: Members, temperature: float, single: FloatArray, check: Pairs) -> ChoiceModel:
+    """Return the model of an ensemble learned from vote shares alone.
+
+    Args:
+        members: fitted without the validation prompts.
+        temperature: β of its policy-level reading.
+        single: shares that one reward, fitted without the validation prompts, predicts for them, ``(n,)``.
+        check: the validation pairs.
+    """
+    share = policy_prob(scores(check.difference, members.theta), members.weights, temperature)
+    ours = squared_error(with_undecided(share, members.undecided), check.prob_a)
+    gain = paired_difference(ours, squared_error(single, check.prob_a), check.prompt, min_clusters=ENOUGH_CLUSTERS)
+    if np.isfinite(gain.high) and gain.high < -ROUNDING:
+        return ChoiceModel(people=VOICES_SHARE, source="voices")
+    return ChoiceModel()

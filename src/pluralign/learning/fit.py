@@ -32,7 +32,7 @@ from pluralign.learning import measure
 from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
-from pluralign.learning.tuned import decisive_tuning, fit_tuned
+from pluralign.learning.tuned import fit_tuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
 from pluralign.text.store import read_features_file
@@ -92,7 +92,7 @@ def fit(
     if raters is not None:
         options = replace(options, level="policy")
     preferences = as_preferences(preferences)
-    settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
+    settings = {**decisive_options(options), **decisive_options(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None or options.pooling == "attention":
         return fit_tuned(preferences, options, finetuning, folder, progress, watcher)

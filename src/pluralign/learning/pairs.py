@@ -22,6 +22,7 @@ from pluralign.core.processes import ALONE, PARTS, Processes, blocks
 from pluralign.core.random_streams import FOLDS, random_stream
 from pluralign.core.types import Level
 from pluralign.theory.calibration import brier, sigmoid, votes_from_rewards, with_undecided
+from pluralign.theory.simplex import simplex_least_squares
 
 DENSE_ELEMENTS = 64_000_000
 """Largest matrix that is held in memory: 256 MB in single precision."""
@@ -197,6 +198,13 @@ def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
     """Return 1[θ_j · difference > 0], and ½ for a tie, ``(n, k)``."""
     reward = difference @ theta.astype(difference.dtype)
     return votes_from_rewards(reward, np.zeros_like(reward))
+
+
+def solve_weights(difference: Matrix, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the best simplex weights of the members' hard votes, and the share that they predict."""
+    votes = hard_votes(difference, theta)
+    weights = simplex_least_squares(votes, prob_a)
+    return weights, votes @ weights
 
 
 # --- pairs, members and folds -----------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry
 from pluralign.learning.pairs import Members, Pairs, cap_disagreement, gram, scores
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, history_sizes
 from pluralign.learning.teacher import fit_teacher
-from pluralign.theory.calibration import policy_prob, sigmoid, squared_error, with_undecided
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
-from pluralign.theory.posterior import SAFE_SHARE, SMALLEST_SLIP, SPREAD, ChoiceModel, person_chances
+from pluralign.theory.calibration import sigmoid
+from pluralign.theory.posterior import SAFE_SHARE, SMALLEST_SLIP, SPREAD, VOICES_SHARE, ChoiceModel, person_chances
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.votes.raters import RaterVotes
 
@@ -397,10 +396,6 @@ def _newton_step(
 # --- what a person's choices say about the person: the parameters of ``theory.posterior.ChoiceModel``
 
 
-VOICES_SHARE = 0.5
-"""λ if several rewards predict validation prompts better than one."""
-ROUNDING = 1e-9
-"""Differences of squared errors below it are rounding errors."""
 CHOICES = (0, 5, 20)
 """Numbers of choices that votes are predicted from. Without 0, slips would make up for too sharp members."""
 PEOPLE = (SAFE_SHARE, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97)
@@ -408,23 +403,6 @@ SLIPS = (SMALLEST_SLIP, 0.1, 0.2)
 SPREADS = (0.0, 0.2, SPREAD, 0.5)
 MIN_RATERS = 20
 """With fewer raters nothing is fitted."""
-
-
-def model_from_voices(members: Members, temperature: float, single: FloatArray, check: Pairs) -> ChoiceModel:
-    """Return the model of an ensemble learned from vote shares alone.
-
-    Args:
-        members: fitted without the validation prompts.
-        temperature: β of its policy-level reading.
-        single: shares that one reward, fitted without the validation prompts, predicts for them, ``(n,)``.
-        check: the validation pairs.
-    """
-    share = policy_prob(scores(check.difference, members.theta), members.weights, temperature)
-    ours = squared_error(with_undecided(share, members.undecided), check.prob_a)
-    gain = paired_difference(ours, squared_error(single, check.prob_a), check.prompt, min_clusters=ENOUGH_CLUSTERS)
-    if np.isfinite(gain.high) and gain.high < -ROUNDING:
-        return ChoiceModel(people=VOICES_SHARE, source="voices")
-    return ChoiceModel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,8 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.random_streams import ORIENTATION, random_stream
 from pluralign.learning.bradley_terry import fit_bradley_terry
 from pluralign.learning.options import Orient, Variant
-from pluralign.learning.pairs import Matrix, Members, cap_disagreement, hard_votes, scores
+from pluralign.learning.pairs import Matrix, Members, cap_disagreement, scores, solve_weights
 from pluralign.theory.calibration import sigmoid
-from pluralign.theory.simplex import simplex_least_squares
 
 MEMBER_STEPS = 200
 """Maximum number of L-BFGS iterations per member."""
@@ -55,13 +54,6 @@ def stages(
             theta = np.column_stack([theta, cap_disagreement(member, anchor, difference, prob_a, bound)])
         weights, prob_hat = solve_weights(difference, theta[:, :j], prob_a)
         yield Members(theta[:, :j], weights)
-
-
-def solve_weights(difference: Matrix, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the best simplex weights of the members' hard votes, and the share that they predict."""
-    votes = hard_votes(difference, theta)
-    weights = simplex_least_squares(votes, prob_a)
-    return weights, votes @ weights
 
 
 def orientation(prob_a: FloatArray, orient: Orient, seed: int = 0) -> FloatArray:

@@ -23,7 +23,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
-from pluralign.learning.options import FitOptions
+from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_folds
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
@@ -264,13 +264,13 @@ def choose_temperature(members: Members, check: Pairs) -> float:
 # --- Shared by frozen and fine-tuned fits: which options decide a fit, what may be replaced, how a fit is saved.
 
 
-NOT_DECISIVE = ("features", "keep_held_out", "folds")
-"""Options of a fit that do not change its members."""
+NOT_DECISIVE = ("features", "keep_held_out", "folds", "gradient_checkpointing", "report_to")
+"""Options that do not change the members."""
 CHOSEN_LATER = ("precision", "learning_rate", "batch_size", "max_length")
 """Options whose recorded value may be another one than the one that was given."""
 
 
-def decisive_options(options: FitOptions) -> dict[str, Any]:
+def decisive_options(options: FitOptions | FinetuneOptions) -> dict[str, Any]:
     """Return the options that change what is learned. A killed fit resumes if only other options differ."""
     return {name: value for name, value in asdict(options).items() if name not in NOT_DECISIVE}
 

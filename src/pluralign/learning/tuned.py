@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,8 @@ from pluralign.learning.choose import validated_members
 from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
 from pluralign.learning.measure import measure_fit
 from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.pairs import Members, Pairs, scores, validation_units
-from pluralign.learning.stagewise import orientation, solve_weights
+from pluralign.learning.pairs import Members, Pairs, scores, solve_weights, validation_units
+from pluralign.learning.stagewise import orientation
 from pluralign.learning.task import (
     MANY_PAIRS,
     FitWatcher,
@@ -57,8 +57,6 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 logger = logging.getLogger("pluralign")
 Judged: TypeAlias = tuple[RewardEnsemble, HeldOutVotes]
 """An ensemble with its record, and the held-out votes with their rewards."""
-SAME_RESULT_OPTIONS = ("gradient_checkpointing", "report_to")
-"""Options that change no result: a killed run resumes with other values of them."""
 AFTER_TRAINING = ("compare_frozen",)
 """Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
@@ -151,7 +149,7 @@ def fit_tuned(
     inputs = {
         "data": preferences.fingerprint,
         "options": decisive_options(options),
-        "tuning": {name: value for name, value in decisive_tuning(tuning).items() if name not in AFTER_TRAINING},
+        "tuning": {name: value for name, value in decisive_options(tuning).items() if name not in AFTER_TRAINING},
         "encoder": encoder.identity if encoder else None,
         "version": __version__,
     }
@@ -164,11 +162,6 @@ def fit_tuned(
         task.checkpoints.finish()
     processes.wait()
     return replace(ensemble, features=RewardEnsemble.load(folder).features)
-
-
-def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
-    """Return the options of fine-tuning that change what is learned."""
-    return {name: value for name, value in asdict(tuning).items() if name not in SAME_RESULT_OPTIONS}
 
 
 def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:

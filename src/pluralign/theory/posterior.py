@@ -24,6 +24,8 @@ from pluralign.theory.calibration import sigmoid
 
 FACTORS: FloatArray = np.array([0.35, 0.6, 1.0, 1.7, 3.0])
 """Values of T. A person with a small T decides clearly, one with a large T nearly at random."""
+VOICES_SHARE = 0.5
+"""λ if several rewards predict validation prompts better than one."""
 SAFE_SHARE = 0.02
 """λ without evidence that members are people. The total log loss of a person's choices grows by at most .02."""
 SMALLEST_SLIP = 0.02
