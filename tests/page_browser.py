@@ -23,10 +23,7 @@ class Tab:
         self.page.unroute_all()
         self.page.set_viewport_size({"width": width, "height": 900})
         if rewrite:
-            self.page.route(
-                "**/v1/ensemble",
-                lambda route: route.fulfill(json=rewrite(route.fetch().json())),
-            )
+            self.page.route("**/v1/ensemble", lambda route: route.fulfill(json=rewrite(route.fetch().json())))
         self.page.goto(address)
         self.page.wait_for_selector("#tabs:not([hidden])")
         self.rest()

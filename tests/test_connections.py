@@ -223,10 +223,7 @@ def server_with_few_files(folder: Path) -> Iterator[tuple[subprocess.Popen[str],
     """``pluralign serve`` in a process that may open 256 files."""
     shell = 'ulimit -n 256; exec "$0" -m pluralign serve "$1" --name town --port 0 --json'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", shell, sys.executable, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        ["/bin/sh", "-c", shell, sys.executable, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout
     try:

@@ -194,10 +194,7 @@ def test_a_server_is_asked_for_the_adapter_of_each_member(policies: Path, serve:
     tuned = load_policies(policies, TOWN, RemoteOptions(base_url=server.url))
     tuned.prepare()
     found = answer(TOWN, "tea ?", policies=tuned.samplers, n=3)
-    assert sorted((entry.text, entry.member) for entry in found.answers) == [
-        ("member-0 ???", 0),
-        ("member-1 ...", 1),
-    ]
+    assert sorted((entry.text, entry.member) for entry in found.answers) == [("member-0 ???", 0), ("member-1 ...", 1)]
     assert sorted(request["model"] for request in server.requests) == ["member-0", "member-1"]
     assert {request["temperature"] for request in server.requests} == {1.0}
 

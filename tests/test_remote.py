@@ -217,10 +217,7 @@ def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, statu
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
-        (
-            Reply(b"<html>Hello</html>"),
-            r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that",
-        ),
+        (Reply(b"<html>Hello</html>"), r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that"),
         (Reply(b'{"choices": [{"mess'), "the server's reply is not JSON"),
         (Reply(b""), "the server's reply is not JSON"),
         (Reply(b"[" * 200_000), "the server's reply is not JSON"),
