@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+ASK = "#ask form button[type=submit]"
 TABS = ("ask", "calibration", "members", "compare")
 
 
@@ -32,6 +33,14 @@ class Tab:
     def refuse(self, dialog: Any) -> None:
         self.messages.append(f"dialog {dialog.message}")
         dialog.dismiss()
+
+    def click(self, selector: str) -> None:
+        self.page.click(selector)
+        self.rest()
+
+    def select(self, selector: str, value: str) -> None:
+        self.page.select_option(selector, value)
+        self.rest()
 
     def rest(self) -> None:
         """Wait until no request is running."""

@@ -102,9 +102,7 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
-def test_every_member_stands_behind_its_favourite_entry_of_the_slate(
-    ensemble: RewardEnsemble, size: int | None
-) -> None:
+def test_every_member_stands_behind_its_favourite_entry(ensemble: RewardEnsemble, size: int | None) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES, slate_size=size)
     rewards = ensemble.rewards([(PROMPT, entry.text) for entry in found.answers])
     for row, entry in enumerate(found.answers):
@@ -128,8 +126,7 @@ def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> Non
     ensemble = replace(ensemble, undecided=0.0)
     expected = supports(ensemble, CANDIDATES)
     for rule in ("borda", "schulze", "lottery", "maximin"):
-        found = answer(ensemble, PROMPT, CANDIDATES, rule=rule, level="vote").consensus
-        assert found is not None
+        found: Any = answer(ensemble, PROMPT, CANDIDATES, rule=rule, level="vote").consensus
         against = expected[CANDIDATES.index(found.text)]
         assert (found.least_support, found.mean_support) == pytest.approx((against.min(), against.mean()))
     assert found.least_support == pytest.approx(expected.min(axis=1).max()), "maximin has the largest one"
@@ -138,8 +135,7 @@ def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> Non
 def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ensemble: RewardEnsemble) -> None:
     drafts = [CANDIDATES[0], "", "Nonsense nonsense nonsense", f"{CANDIDATES[0]} We all agree, friends!"]
     writer, ensemble = Writer(responses=drafts), replace(ensemble, undecided=0.0)
-    found = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
-    assert found is not None
+    found: Any = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
     assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
     assert PROMPT in str(writer.requests[0][0])
     assert found.least_support == pytest.approx(supports(ensemble, [found.text, *CANDIDATES])[0].min())
@@ -169,9 +165,7 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
 
 
 @pytest.mark.parametrize("level", ["vote", "policy"])
-def test_drawn_answers_to_a_pair_match_the_predicted_share_of_the_members(
-    ensemble: RewardEnsemble, level: Level
-) -> None:
+def test_draws_from_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble, level: Level) -> None:
     texts = [CANDIDATES[0], CANDIDATES[2]]
     pair = PreferenceSet.from_columns([PROMPT], texts[:1], texts[1:], [1], [1])
     share = float(replace(ensemble, undecided=0.0).prob_hat(pair, level)[0])
@@ -195,8 +189,7 @@ def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
 def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsemble) -> None:
     alike = ["Tea is fine.", "Rum is fine."]  # identical in every feature of this ensemble
     assert np.ptp(ensemble.rewards([(PROMPT, text) for text in alike]), axis=0) == pytest.approx(0)
-    found = answer(ensemble, PROMPT, alike).consensus
-    assert found is not None
+    found: Any = answer(ensemble, PROMPT, alike).consensus
     assert (found.least_support, found.mean_support, found.favourite_of) == pytest.approx((0.5, 0.5, 0.5))
     for mode, member in (("distributional", None), ("steerable", 1)):
         picked = [answer(ensemble, PROMPT, alike, mode, member=member, seed=seed).answers[0].text for seed in range(60)]
@@ -223,9 +216,7 @@ def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsem
     ],
     ids=str,
 )
-def test_a_request_that_cannot_be_answered_says_why(
-    ensemble: RewardEnsemble, options: dict[str, Any], sentence: str
-) -> None:
+def test_a_bad_request_says_why(ensemble: RewardEnsemble, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         answer(ensemble, PROMPT, CANDIDATES, **options)
 
@@ -396,9 +387,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_command_prints_the_result_of_the_function(
-    town_folder: Path, lines: Path, ensemble: RewardEnsemble
-) -> None:
+def test_the_command_prints_what_the_function_gives(town_folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
     done = run("answer", town_folder, PROMPT, "--candidates", lines, "--json")
     assert done.returncode == 0, done.stderr
     facts, expected = json.loads(done.stdout), answer(ensemble, PROMPT, CANDIDATES)
@@ -411,9 +400,7 @@ def test_the_command_prints_the_result_of_the_function(
         assert words in page.stdout
 
 
-def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
-    small_folder: Path, lines: Path
-) -> None:
+def test_a_slate_numbers_members_without_a_name_and_says_why_once(small_folder: Path, lines: Path) -> None:
     page = run("answer", small_folder, PROMPT, "--candidates", lines)
     assert page.returncode == 0, page.stderr
     assert re.search(r"of the weight · (Member 0; Member 1|Member 0|Member 1) ", page.stdout)

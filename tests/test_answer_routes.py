@@ -12,8 +12,7 @@ import numpy as np
 import openai
 import pytest
 from served import HELLO, SECRET, TEXTS, Client, Writer, pair, running, wait_until
-from test_policy_writing import llama, policies  # noqa: F401 - fixtures
-from test_tune import TOWN, ensemble_of
+from test_tune import TOWN, ensemble_of, llama, policies  # noqa: F401 - fixtures
 
 from pluralign import RewardEnsemble, town_hall
 from pluralign.answering.policies import load_policies
@@ -265,9 +264,7 @@ def test_words_steer_by_their_meaning(
 # --- where candidates come from ---------------------------------------------------------------------------------------
 
 
-def test_held_out_prompts_and_given_candidates_need_no_generator(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes
-) -> None:
+def test_held_out_prompts_and_candidates_need_no_generator(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     known = candidates_of(held_out.preferences)[0]
     body = {"model": "town:consensus", "messages": [{"role": "user", "content": known.prompt}]}
     with running(ensemble, held_out=held_out) as client:

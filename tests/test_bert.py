@@ -62,7 +62,7 @@ def reader_of(folder: Path, layers: tuple[int, ...] = ()) -> Any:
 
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_are_those_of_sentence_transformers(
+def test_vectors_are_the_reference_ones(
     wholes: Callable[[str, bool], Any], pooling: str, unit: bool, tmp_path: Path
 ) -> None:
     whole = wholes(pooling, unit)
@@ -76,7 +76,7 @@ def test_vectors_are_those_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2), (1,), (0,)])
-def test_layers_are_those_of_sentence_transformers(
+def test_layers_are_the_reference_ones(
     bert_folder: Path, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [("tea", text) for text in TEXTS]
@@ -188,9 +188,7 @@ def test_missing_or_unknown_parts_need_sentence_transformers(bert_folder: Path, 
 
 
 @pytest.mark.parametrize("error", [KeyError("words"), TypeError("None"), ValueError("shape")], ids=repr)
-def test_a_bug_in_the_built_in_bert_is_raised(
-    bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_in_our_bert_is_raised(bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise error
 

@@ -282,9 +282,7 @@ turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system", "tool
 
 @given(prompt=turns, response=contents, limit=st.integers(1, 120))
 @settings(max_examples=150, deadline=None)
-def test_a_text_has_at_most_limit_tokens_and_keeps_its_beginning(
-    tokenizer: Any, prompt: Any, response: str, limit: int
-) -> None:
+def test_a_text_has_at_most_limit_tokens(tokenizer: Any, prompt: Any, response: str, limit: int) -> None:
     chat = [{"role": role, "content": content} for role, content in [*prompt, ("assistant", response)]]
     tokens, cut = chat_tokens(tokenizer, chat, limit)
     whole = tokenizer.apply_chat_template(chat, tokenize=False)
@@ -297,9 +295,7 @@ def test_a_text_has_at_most_limit_tokens_and_keeps_its_beginning(
 
 
 @pytest.mark.parametrize("limit", [30, 60, 90])
-def test_a_tokenizer_without_offsets_gives_a_similar_text(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_a_slow_tokenizer_gives_a_similar_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     item = ((Message("user", TEXT), Message("assistant", TEXT), Message("user", TEXT)), "the fox")
     fast = classifier_tokens(tokenizer, item, limit)["input_ids"]
     monkeypatch.setattr(type(tokenizer), "is_fast", False)

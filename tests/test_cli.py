@@ -132,9 +132,7 @@ def test_completion_is_installed_for_a_shell(tmp_path: Path, monkeypatch: pytest
         ("pluralign fit demo --method s", ["stagewise"]),
     ],
 )
-def test_commands_options_and_values_are_completed(
-    words: str, found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_and_values_are_completed(words: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_PLURALIGN_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))

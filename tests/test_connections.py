@@ -106,9 +106,7 @@ def test_a_request_may_take_longer_than_its_headers(ensemble: RewardEnsemble) ->
         assert connection.recv(4096).startswith(b"HTTP/1.1 408"), "the limit of its body applies"
 
 
-def test_requests_count_as_concurrent_when_their_body_is_complete(
-    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_complete_bodies_count_as_requests(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(ensemble, monkeypatch)
     with running(ensemble, limits=Limits(requests=1)) as client, ExitStack() as open_ones:
         first, second, _ = (open_ones.enter_context(connected(client, HEAD + BODY[:-1])) for _ in range(3))
@@ -195,9 +193,7 @@ def test_limits_stay_below_the_number_of_files() -> None:
     assert file_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def test_accept_errors_are_logged_once_per_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accept_errors_are_logged_rarely(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, now = asyncio.new_event_loop(), [1000.0]
     monkeypatch.setattr(loop, "time", lambda: now[0])
     handle = AcceptErrors()

@@ -73,7 +73,7 @@ def test_a_copy_with_other_formats_is_the_same_model(tmp_path: Path) -> None:
         (["config.json"], ""),
     ],
 )
-def test_a_repository_without_safetensors_is_one_sentence(
+def test_no_safetensors_is_one_sentence(
     files: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_of(monkeypatch, tmp_path, *files)
@@ -238,9 +238,7 @@ ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]
 
 
 @pytest.mark.slow
-def test_an_ensemble_accepts_a_copy_of_its_encoder_and_refuses_changed_weights(
-    fitted: RewardEnsemble, bert: Path, tmp_path: Path
-) -> None:
+def test_an_encoder_may_be_copied_but_not_changed(fitted: RewardEnsemble, bert: Path, tmp_path: Path) -> None:
     shutil.copytree(bert, tmp_path / "moved", copy_function=shutil.copyfile)
     assert isinstance(fitted.features, TextFeatures)
     moved = replace(fitted, features=replace(fitted.features, encoder=str(tmp_path / "moved")))
@@ -252,9 +250,7 @@ def test_an_ensemble_accepts_a_copy_of_its_encoder_and_refuses_changed_weights(
 
 
 @pytest.mark.slow
-def test_an_encoder_of_the_hub_is_saved_with_its_commit_and_loaded_at_it(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_of_the_hub_keeps_its_commit(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--my-org--bert" / "snapshots" / COMMIT
     shutil.copytree(bert, snapshot)
     asked: list[tuple[str, str | None]] = []
@@ -289,9 +285,7 @@ def test_minilm_is_saved_with_its_repository() -> None:
 
 
 @pytest.mark.parametrize(("native", "chosen"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_is_bfloat16_on_a_gpu_that_supports_it_natively(
-    native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_bfloat16_where_it_is_native(native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loading.choose_precision("bfloat16") == "bfloat16"
     assert loading.choose_precision("auto") == "float32", "on a CPU"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -5,19 +5,22 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
-from served import HELLO, SECRET, Client, Counting, Writer, pair, running, wait_until
+from served import HELLO, SECRET, TEXTS, Client, Counting, Writer, pair, running, wait_until
 
 from pluralign import RewardEnsemble
 from pluralign.server.limits import Limits
 from pluralign.server.middleware import SECURITY_HEADERS
+from pluralign.server.service import without_end_marks
 from pluralign.votes.prompts import Item
 
 
@@ -157,7 +160,7 @@ def test_the_api_key_can_be_the_password_of_a_url(ensemble: RewardEnsemble) -> N
         assert client.json("/get_reward", {"query": ["a"]}, Authorization=f"Basic {basic}")["rewards"]
 
 
-def test_requests_of_disconnected_clients_are_not_scored(
+def test_texts_of_disconnected_clients_are_not_scored(
     ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = Counting(ensemble, monkeypatch)
@@ -223,3 +226,71 @@ def test_every_response_has_the_security_headers(client: Client, path: str) -> N
     for name, value in SECURITY_HEADERS.items():
         assert headers[name.lower()] == value
     assert "'unsafe" not in headers["content-security-policy"]
+
+
+# --- service ----------------------------------------------------------------------------------------------------------
+
+
+def test_end_marks_are_removed_in_linear_time() -> None:
+    assert without_end_marks("<pad>" * 100_000) == ""
+    kept = "<pad>" * 100_000 + " " * 100_000 + "x"
+    assert without_end_marks(kept) == kept
+    assert without_end_marks("Yes. \n") == "Yes. \n"
+    assert without_end_marks("Use <s> and </s> there.") == "Use <s> and </s> there."
+
+
+def test_concurrent_requests_share_batches(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [pair(response_a=f"{TEXTS[0]} {n}" * (n % 3 + 1), response_b=f"{TEXTS[2]} {n}") for n in range(48)]
+    expected = ensemble.rewards([(one["prompt"], one["response_a"]) for one in pairs])
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble) as client, ThreadPoolExecutor(16) as threads:
+        texts = [{"texts": [{"prompt": one["prompt"], "response": one["response_a"]}]} for one in pairs]
+        requests = [threads.submit(client.json, "/v1/score", text) for text in texts]
+        wait_until(lambda: counting.sizes)
+        others = 16 - counting.sizes[0]  # of the clients, each of which waits for its answer before it asks again
+        wait_until(lambda: f"pluralign_queue_texts {others}.0" in client.send("/metrics")[2].decode())
+        counting.go.set()
+        rewards = [one.result()["results"][0]["rewards"] for one in requests]
+        lines = client.send("/metrics")[2].decode()
+    np.testing.assert_allclose(rewards, expected)
+    assert sum(counting.sizes[:2]) >= 16
+    assert sum(counting.sizes) == 48
+    assert f"pluralign_batch_texts_count {len(counting.sizes)}.0" in lines
+    assert 'pluralign_requests_total{route="/v1/score",status="200"} 48.0' in lines
+
+
+def test_overload_gets_503_until_the_queue_shrinks(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble, limits=Limits(queue_texts=4, batch_texts=2)) as client, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
+        wait_until(lambda: counting.sizes)
+        second = threads.submit(client.json, "/v1/compare", {"pairs": [pair(prompt="A"), pair(prompt="B")]})
+        wait_until(lambda: "pluralign_queue_texts 4.0" in client.send("/metrics")[2].decode())
+        status, headers, body = client.send("/v1/compare", {"pairs": [pair(prompt="C")]})
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert json.loads(body)["error"]["code"] == "queue_full"
+        counting.go.set()
+        assert len(first.result()["results"]) + len(second.result()["results"]) == 3
+        assert client.json("/v1/compare", {"pairs": [pair(prompt="C")]})["results"]
+        assert 'pluralign_rejected_total{route="/v1/compare"} 1.0' in client.send("/metrics")[2].decode()
+
+
+def test_an_abandoned_answer_leaves_the_queue(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble) as client, ThreadPoolExecutor(1) as threads:
+
+        def queue_is(n: int) -> bool:
+            return f"pluralign_queue_texts {n}.0" in client.send("/metrics")[2].decode()
+
+        first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
+        wait_until(lambda: counting.sizes)
+        body = json.dumps({"prompt": "Trees?", "candidates": TEXTS}).encode()
+        head = "POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        with socket.create_connection((client.host, client.port)) as impatient:
+            impatient.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            wait_until(lambda: queue_is(3))
+        wait_until(lambda: queue_is(0))
+        counting.go.set()
+        assert first.result()["results"]
+        assert counting.sizes == [2]
+        wait_until(lambda: not [one for one in threading.enumerate() if one.name == "answering"])

@@ -21,8 +21,7 @@ NAN = math.nan
 
 def judged(ensemble: RewardEnsemble, low: float, high: float, prompts: int = 60, floor: float = 0.01) -> Evaluation:
     """Return the figures of an ensemble, with another interval of the difference to constant ½."""
-    evaluation = ensemble.record.evaluation
-    assert evaluation is not None
+    evaluation: Any = ensemble.record.evaluation
     half, lowest = evaluation.baselines["constant_half"], evaluation.baselines["floor"]
     baselines = {
         "floor": replace(lowest, brier_corrected=floor),

@@ -1,6 +1,8 @@
 """The page shows what was measured, as JSON."""
 
+import itertools
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from test_explain import a_lean
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pluralign import PreferenceSet, evaluate, town_hall
 from pluralign.core.json_values import to_json
@@ -18,10 +21,24 @@ from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_
 from pluralign.ensemble.record import Evaluation
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring import leans
-from pluralign.measuring.leans import CARES_LESS, PREFERS, trait_values
+from pluralign.measuring.cards import Profile
+from pluralign.measuring.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, PREFERS, Lean, trait_values
 from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.measuring.verdicts import comparison, verdicts
-from pluralign.server.page import MAX_LENGTH, PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
+from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
+from pluralign.server.page import (
+    EXAMPLES,
+    MAX_LENGTH,
+    PAIRS_PER_POINT,
+    STEERING_PAIRS,
+    TEXT_LENGTH,
+    card_lean,
+    collect_page_data,
+    example_prompts,
+    steering_pairs,
+    voted_pair,
+)
+from pluralign.theory.posterior import most_informative
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +105,7 @@ def test_the_reliability_curve_equals_the_fits(ensemble: RewardEnsemble, shown: 
         assert point["interval"]["low"] <= point["observed"] <= point["interval"]["high"]
 
 
-def test_pairs_behind_a_point_belong_to_its_bin(
+def test_pairs_of_a_point_are_in_its_bin(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, shown: dict[str, Any]
 ) -> None:
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
@@ -124,9 +141,7 @@ def test_verdicts_report_a_better_soft_reward(ensemble: RewardEnsemble) -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "n_verdicts"), [(0.01, 0.03, 3), (-0.01, 0.01, 3), (-0.03, -0.01, 2)])
-def test_verdicts_mention_the_constant_only_if_it_is_not_worse(
-    ensemble: RewardEnsemble, low: float, high: float, n_verdicts: int
-) -> None:
+def test_verdicts_on_the_constant(ensemble: RewardEnsemble, low: float, high: float, n_verdicts: int) -> None:
     *shown, voices = page_json(with_difference(ensemble, "constant_half", low, high))["verdicts"]
     assert voices["text"].startswith("Evidence of distinct voices: ")
     assert len(shown) == n_verdicts
@@ -263,9 +278,7 @@ def test_shares_count_the_claimed_side() -> None:
     assert (less.share, less.share_of_people) == pytest.approx((0.45, 0.55))
 
 
-def test_long_texts_are_cut_for_display_and_left_out_of_examples(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes
-) -> None:
+def test_long_texts_are_cut_and_no_examples(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     votes = held_out.preferences
     long = rewritten(held_out, votes.prompts.tolist(), [text + " word" * 420 for text in votes.responses])
     shown = page_json(ensemble, long)
@@ -304,3 +317,168 @@ def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_
     far = [card["member"] for card in shown["members"] if card["disagreement"] > 0.5]
     assert len(far) == 1
     assert [warning.split(" disagrees ")[0] for warning in shown["warnings"]] == [f"Member {far[0]}"]
+
+
+# --- page examples ----------------------------------------------------------------------------------------------------
+
+
+def test_examples_are_the_prompts_with_most_disagreement(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    votes = held_out.preferences
+    items = votes.items()
+    examples = list(example_prompts(ensemble, held_out))
+    assert len(examples) == EXAMPLES
+    favourites: dict[str, int] = {}
+    for p, prompt in enumerate(votes.prompts):
+        rows = np.flatnonzero(items.prompt_index == p)
+        if len(rows) >= 3:
+            favourites[prompt] = len(set(held_out.rewards[rows].argmax(axis=0)))
+    chosen = [favourites[example.prompt] for example in examples]
+    assert chosen == sorted(favourites.values(), reverse=True)[:EXAMPLES]
+    for example in examples:
+        p = votes.prompts.tolist().index(example.prompt)
+        own = {votes.responses[items.response_index[row]] for row in np.flatnonzero(items.prompt_index == p)}
+        assert set(example.responses) == own
+
+
+def test_prompts_with_two_responses_are_the_fallback(ensemble: RewardEnsemble) -> None:
+    votes = town_hall(40, n_responses_per_prompt=2, pairs_per_prompt=1).preferences
+    rewards = np.random.default_rng(0).random((len(votes.items().prompt_index), 3))
+    held_out = HeldOutVotes(votes, rewards)
+    assert {len(example.responses) for example in example_prompts(ensemble, held_out)} == {2}
+    assert collect_page_data(ensemble, held_out, name="town").tau is None
+
+
+def test_steering_pairs_are_whole_and_have_different_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    pairs, votes = list(steering_pairs(ensemble, held_out)), held_out.preferences
+    assert len(pairs) == STEERING_PAIRS == len({pair.prompt for pair in pairs})
+    assert set(pairs) <= {voted_pair(votes, row) for row in range(len(votes))}
+
+
+def information(chance: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> float:
+    """I(J; C) by enumeration of all sequences of choices."""
+    total = 0.0
+    for sequence in itertools.product((True, False), repeat=len(chance)):
+        likelihood = np.prod([q if a else 1 - q for q, a in zip(chance, sequence, strict=True)], axis=0)
+        marginal = float(likelihood @ weights)
+        total += sum(w * t * math.log(t / marginal) for w, t in zip(weights, likelihood, strict=True) if w > 0)
+    return total
+
+
+@given(st.integers(0, 10_000))
+def test_each_steering_pair_has_the_largest_gain(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    chance, weights = random.uniform(0.05, 0.95, (7, 3)), random.dirichlet(np.ones(3))
+    chosen = most_informative(chance, weights, np.arange(7), 3)
+    for n in range(3):
+        gains = [information(chance[[*chosen[:n], i]], weights) for i in range(7) if i not in chosen[:n]]
+        assert information(chance[chosen[: n + 1]], weights) == pytest.approx(max(gains))
+
+
+@given(st.integers(0, 10_000))
+def test_steering_pairs_do_not_depend_on_the_order_of_responses_or_members(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    chance, weights = random.uniform(0.05, 0.95, (20, 4)), random.dirichlet(np.ones(4))
+    chosen = most_informative(chance, weights, np.arange(20), 3)
+    assert most_informative(1 - chance, weights, np.arange(20), 3) == chosen
+    assert most_informative(chance[:, ::-1], weights[::-1], np.arange(20), 3) == chosen
+
+
+def test_a_prompt_has_at_most_one_steering_pair() -> None:
+    chance = np.random.default_rng(0).uniform(0.05, 0.95, (6, 2))
+    chosen = most_informative(chance, np.array([0.5, 0.5]), np.array([0, 0, 0, 1, 1, 1]), 6)
+    assert sorted(row // 3 for row in chosen) == [0, 1]
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3
+
+
+def a_lean(trait: str = "length", own: float = 0.5, pairs: int = 400, claim: str = "") -> Lean:
+    return Lean(trait, own, own, 0.01, own / 0.01, 0.0, 0.1, pairs, claim)
+
+
+def a_card(member: int = 0, leans: tuple[Lean, ...] = (), **words: Any) -> Profile:
+    own = {"likes": (), "dislikes": (), "typical": (), "distinguishing": ()} | words
+    return Profile(member, 0.3, 0.4, f"card {member}", "", leans, **own)
+
+
+def explained(ensemble: RewardEnsemble, card: Profile, margin: float = 1.0) -> MemberVote:
+    """The vote of member 0, which prefers LONG if the margin is above 0."""
+    return explain_votes(ensemble, [card], "Tea?", (LONG, SHORT), [[margin, 0.0, 0.0], [0.0, 0.0, 0.0]])[0]
+
+
+def test_a_lean_in_the_votes_direction_explains_it(ensemble: RewardEnsemble) -> None:
+    n_words = len(LONG.split())
+    likes = a_card(leans=(a_lean("length", 0.5),))
+    assert explained(ensemble, likes).why == [
+        f"Prefers longer answers (75 % of 400 held-out pairs): A has {n_words} words, B 1."
+    ]
+    against = explained(ensemble, likes, -1.0)
+    assert against.why == [NO_REASON]
+    assert against.against == [f"Prefers longer answers (75 % of 400 held-out pairs): A has {n_words} words, B 1."]
+    shorter = explained(ensemble, a_card(leans=(a_lean("length", -0.5),)), -1.0)
+    assert shorter.why == [f"Prefers shorter answers (75 % of 400 held-out pairs): B has 1 words, A {n_words}."]
+
+
+@pytest.mark.parametrize(
+    "lean",
+    [
+        pytest.param(a_lean("length", 0.05, 10_000), id="too small to matter"),
+        pytest.param(a_lean("length", 0.3, 100), id="could be chance"),
+        pytest.param(a_lean("length", math.nan, 400), id="not measured"),
+        pytest.param(a_lean("second_person", 0.5), id="the texts do not differ in it"),
+    ],
+)
+def test_unclear_leans_explain_nothing(ensemble: RewardEnsemble, lean: Lean) -> None:
+    vote = explained(ensemble, a_card(leans=(lean,)))
+    assert (vote.why, vote.against) == ([NO_REASON], [])
+
+
+def test_small_differences_are_no_reason(ensemble: RewardEnsemble) -> None:
+    card = a_card(leans=(a_lean("length", 0.5),))
+    long = "word " * 53
+    assert explain_votes(ensemble, [card], "", (long, long + "word"), [[0, 0, 0], [1, 0, 0]])[0].why == [NO_REASON]
+    assert explain_votes(ensemble, [card], "", (long, long + long), [[0, 0, 0], [1, 0, 0]])[0].why != [NO_REASON]
+
+
+def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
+    likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
+    rest = "“reasons” (70 % of 400 held-out pairs): only A contains it."
+    assert likes.why == [LIKES_WORD.capitalize() + rest]
+    turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
+    assert turns.why == [f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains it."]
+
+
+def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:
+    votes = explain_votes(ensemble, [], "Tea?", ("Yes.", "No."), [[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
+    assert [one.vote for one in votes] == [1.0, 0.0, 0.5]
+    assert [one.margin for one in votes] == [1.0, -1.0, 0.0]
+    assert [one.why for one in votes] == [[NO_CARDS], [NO_CARDS], [A_TIE]]
+    assert [one.weight for one in votes] == ensemble.weights.tolist()
+    assert votes[0].prob_a == pytest.approx(1 / (1 + math.exp(-1 / ensemble.temperature)))
+
+
+def test_swapped_responses_swap_reasons(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> None:
+    votes = held_out.preferences
+    reasons = 0
+    for row in range(20):
+        prompt = votes.prompts[votes.prompt_index[row]]
+        a, b = votes.responses[votes.a_index[row]], votes.responses[votes.b_index[row]]
+        rewards = ensemble.rewards([(prompt, a), (prompt, b)])
+        one = explain_votes(ensemble, report.profiles, prompt, (a, b), [rewards[0], rewards[1]])
+        other = explain_votes(ensemble, report.profiles, prompt, (b, a), [rewards[1], rewards[0]])
+        swap = str.maketrans("AB", "BA")
+        for this, that in zip(one, other, strict=True):
+            assert [s.split(": ")[-1] for s in this.why] == [s.split(": ")[-1].translate(swap) for s in that.why]
+            assert this.vote == 1 - that.vote
+            reasons += this.why not in ([NO_REASON], [A_TIE])
+    assert reasons > 10
+
+
+def test_votes_are_valid_json(ensemble: RewardEnsemble, report: ReportData) -> None:
+    votes = explain_votes(ensemble, report.profiles, "Tea?", (LONG, SHORT), [[1, 2, 3], [3, 2, 1]])
+    plain = [asdict(vote) for vote in votes]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert report.profiles[0].name == votes[0].name

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,14 +17,16 @@ from typing import Any
 
 import pytest
 from conftest import WriteLines, run
+from judging import Parrot
 
 from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.text import remote
 from pluralign.text.causal import Completion
+from pluralign.text.judge import MAX_CHARACTERS, Question, judge_pairs
 from pluralign.text.options import RemoteOptions, SamplingOptions
-from pluralign.text.remote import ServerModel, read_choices
+from pluralign.text.remote import ServerModel, read_choice, read_choices
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message
 
@@ -164,9 +167,7 @@ def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> 
     [(1, 3, [3, 1, 1, 1, 1, 1]), (4, 10, [10, 4, 2, 4, 4, 2]), (100, 150, [100, 50] * 2)],
     ids=["one response at a time", "fewer than requested", "a limit of ours"],
 )
-def test_requests_shrink_to_the_number_of_choices_a_server_returns(
-    serve: Serve, at_most: int, n: int, requested: list[int]
-) -> None:
+def test_requests_shrink_to_what_a_server_returns(serve: Serve, at_most: int, n: int, requested: list[int]) -> None:
     server = serve(lambda request: counts({**request, "n": min(at_most, request.get("n", 1))}))
     model = server.model()
     for _ in range(2):
@@ -184,9 +185,7 @@ def test_requests_shrink_to_the_number_of_choices_a_server_returns(
     ],
     ids=["n", "n by name", "seed", "max_tokens"],
 )
-def test_a_parameter_that_a_server_rejects_is_omitted_from_then_on(
-    serve: Serve, parameter: str, rejection: Reply
-) -> None:
+def test_a_rejected_parameter_is_omitted_from_then_on(serve: Serve, parameter: str, rejection: Reply) -> None:
     server = serve(lambda request: rejection if parameter in request else counts(request))
     model = server.model()
     for rejected in (1, 0):
@@ -316,7 +315,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
+def test_an_error_of_every_prompt_ends_the_run_at_once(
     serve: Serve, tmp_path: Path, reply: Reply, sentence: str
 ) -> None:
     for concurrency in (1, 3):
@@ -342,9 +341,7 @@ def test_a_rejected_key_is_reported_before_sampling(serve: Serve) -> None:
         serve(models=silent).model().prepare()
 
 
-def test_an_unreachable_server_is_reported_in_one_sentence(
-    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
-) -> None:
+def test_an_unreachable_server_is_one_sentence(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
     server = serve()
     server.shutdown()
     server.server_close()
@@ -357,9 +354,7 @@ def test_an_unreachable_server_is_reported_in_one_sentence(
     assert not (tmp_path / "c.jsonl").exists()
 
 
-def test_a_server_that_goes_down_ends_the_run_and_keeps_finished_prompts(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_goes_down_ends_the_run(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "RETRIES", 0)
     server = serve()
 
@@ -526,9 +521,7 @@ def cut(*texts: str, reason: object = "length") -> Reply:
 @pytest.mark.parametrize(
     ("reason", "counted"), [("length", 2), ("stop", 0), ("content_filter", 0), (None, 0), (["length"], 0)]
 )
-def test_responses_cut_off_by_the_server_are_kept_and_counted(
-    serve: Serve, tmp_path: Path, reason: object, counted: int
-) -> None:
+def test_responses_that_are_cut_off_are_counted(serve: Serve, tmp_path: Path, reason: object, counted: int) -> None:
     server = serve(lambda request: cut(f"{prompt_of(request)} and", "No.", reason=reason))
     for resumed in (0, 2):
         done = generate(["Tea?", "Rum?"], tmp_path / "c.jsonl", server.model(), 2)
@@ -573,9 +566,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_generate_samples_from_a_server_and_reports_responses_that_were_cut_off(
-    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
-) -> None:
+def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
     server, path = serve(lambda _: cut("Yes, and", "No.")), tmp_path / "c.jsonl"
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
     command: list[str | Path] = [
@@ -614,3 +605,82 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert "People were asked: Tea?" in prompt_of(written)
     assert facts["answers"][0]["text"] in prompt_of(written)
     assert (server.requests[0]["temperature"], written["temperature"]) == (1.2, 0.7)
+
+
+# --- judge ------------------------------------------------------------------------------------------------------------
+
+
+TREES = Question("likes trees", "Park?", "More trees, please.", "A car park.")
+CARS = Question("likes parking", "Park?", "More trees, please.", "Parking for cars.")
+
+
+def with_log_probs(**logprobs: float) -> Reply:
+    top = [{"token": token, "logprob": value} for token, value in logprobs.items()]
+    choice = {"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}}
+    return Reply({"choices": [choice], "usage": {"prompt_tokens": 90, "completion_tokens": 1}})
+
+
+def test_each_pair_is_asked_in_both_orders_and_calls_are_counted() -> None:
+    parrot = Parrot()
+    judged = judge_pairs(parrot, [TREES, CARS])
+    assert judged.prob_a.tolist() == [1.0, 0.0]
+    assert len(parrot.asked) == judged.usage.calls == 4
+    assert parrot.asked[1].index("A car park.") < parrot.asked[1].index("More trees")
+    assert (judged.usage.tokens_in, judged.usage.tokens_out, judged.usage.unanswered) == (28, 4, 0)
+
+
+def test_a_judge_that_always_says_a_prefers_nothing() -> None:
+    assert judge_pairs(Parrot(judges=lambda _: 1.0), [TREES, CARS]).prob_a.tolist() == [0.5, 0.5]
+
+
+def test_unanswered_questions_count_half_and_are_counted() -> None:
+    judged = judge_pairs(Parrot(judges=lambda _: math.nan), [TREES])
+    assert judged.prob_a.tolist() == [0.5]
+    assert judged.usage.unanswered == 2
+
+
+def test_one_order_is_enough_and_many_failures_end_the_run() -> None:
+    assert judge_pairs(Parrot(fails=1), [TREES] * 10).prob_a.tolist() == [1.0] * 10
+    with pytest.raises(DataError, match="asleep"):
+        judge_pairs(Parrot(fails=9), [TREES] * 10)
+    with pytest.raises(DataError, match="asleep"):
+        judge_pairs(Parrot(fails=9), [TREES] * 10, concurrency=3)
+
+
+def test_threads_keep_the_order_of_the_questions() -> None:
+    assert judge_pairs(Parrot(), [TREES, CARS] * 20, concurrency=4).prob_a.tolist() == [1.0, 0.0] * 20
+
+
+def test_long_texts_are_shortened() -> None:
+    text = Question("", "x" * 9_000, "y" * 9_000, "z" * 9_000).text()
+    assert len(text) < 3 * MAX_CHARACTERS + 500
+    assert "description" not in text
+
+
+def test_a_server_gives_log_probabilities_of_the_letters(serve: Serve) -> None:
+    upstream = serve(lambda _: with_log_probs(A=math.log(0.6), B=math.log(0.2), The=math.log(0.1)))
+    choice = upstream.model().choose("A or B?", ("A", "B"))
+    assert choice.prob == pytest.approx(0.75)
+    assert (choice.tokens_in, choice.tokens_out) == (90, 1)
+    assert upstream.requests[0]["logprobs"] is True
+    assert upstream.requests[0]["temperature"] == 0
+
+
+def test_a_server_without_log_probabilities_is_read_by_its_text(serve: Serve) -> None:
+    def script(request: Request) -> Reply:
+        if "logprobs" in request:
+            return fails(400, "logprobs are not supported")
+        return says("Response B, because" if "tea" in prompt_of(request) else "Neither.")
+
+    model = serve(script).model()
+    assert model.choose("tea?", ("A", "B")).prob == 0.0
+    assert math.isnan(model.choose("rum?", ("A", "B")).prob)
+
+
+def test_a_damaged_reply_is_an_error_and_odd_log_probabilities_are_ignored() -> None:
+    with pytest.raises(DataError, match="not JSON"):
+        read_choice(b"<html>", ("A", "B"))
+    odd: Any
+    for odd in (None, {"content": []}, {"content": [{"top_logprobs": [{"token": None}]}]}, "?"):
+        body = json.dumps({"choices": [{"message": {"content": "A"}, "logprobs": odd}]}).encode()
+        assert read_choice(body, ("A", "B")).prob == 1.0

@@ -299,9 +299,7 @@ def front_matter(card: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_card_has_the_figures_and_its_code_runs(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_has_figures_and_its_code_runs(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = [["pluralign", "fit", "/secret/votes.jsonl", "-o", "dir"]]
     export(joint, tmp_path / "out", commands=commands)
     card, evaluation = (tmp_path / "out" / "README.md").read_text(), RewardEnsemble.load(joint).record.evaluation
@@ -373,9 +371,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_is_written_atomically_and_replaces_only_an_export(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_replaces_only_an_export(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
     export(joint, out, member=0)
@@ -426,9 +422,7 @@ def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_push_creates_a_private_repository_and_uploads_the_folder(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_uploads_to_a_private_repository(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hugging_face = importlib.import_module("huggingface_hub")
     calls: list[tuple[str, Any]] = []
 
