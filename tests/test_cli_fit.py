@@ -55,6 +55,18 @@ def as_lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
+def text_of(*arguments: str | Path) -> str:
+    """What a command that succeeds prints, without line ends."""
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def facts_of(*arguments: str | Path) -> Any:
+    """What a command that succeeds prints as JSON."""
+    return json.loads(text_of(*arguments, "--json"))
+
+
 # --- fit and evaluate -------------------------------------------------------------------------------------------------
 
 
@@ -98,9 +110,7 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     folder, _ = fitted
-    done = run("evaluate", folder, data, "--all", "--json", "--seed", "1")
-    assert done.returncode == 0
-    facts = json.loads(done.stdout)
+    facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
     assert set(facts) >= {"test", "baselines", "members", "reliability"}
     assert set(facts["baselines"]) >= BASELINES
     assert facts["pairs"] == 400
@@ -111,28 +121,20 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
 
     other = tmp_path / "other.jsonl"
     town_hall(200, seed=1).preferences.save(other)
-    page = run("evaluate", folder, other)
-    text = " ".join(page.stdout.split())
-    assert page.returncode == 0
+    text = text_of("evaluate", folder, other)
     for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
         assert words in text, words
 
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
     dataclasses.replace(some_ensemble(), undecided=0.3).save(tmp_path)
-    words = {
-        ("evaluate", tmp_path, data): (
-            "Undecided share: 30 %. No member explains these votes",
-            "Mean absolute error 0.",
-        ),
-        ("certify", tmp_path, data): ("3 members, undecided share 30.0%", "counts as two rewards"),
-        ("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned"): ("undecided share 0.300 0.500 0.500 kept",),
-    }
-    for command, expected in words.items():
-        done = run(*command)
-        assert done.returncode == 0, done.stderr
-        for part in expected:
-            assert part in " ".join(done.stdout.split()), part
+    evaluated, certified = text_of("evaluate", tmp_path, data), text_of("certify", tmp_path, data)
+    assert "Undecided share: 30 %. No member explains these votes" in evaluated
+    assert "Mean absolute error 0." in evaluated
+    assert "3 members, undecided share 30.0%" in certified
+    assert "counts as two rewards" in certified
+    pruned = text_of("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned")
+    assert "undecided share 0.300 0.500 0.500 kept" in pruned
 
 
 def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
@@ -140,11 +142,8 @@ def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
 ) -> None:
     rows = [{"prompt": f"p{i % 7}", "chosen": f"Yes, {i} times.", "rejected": f"No {i}"} for i in range(30)]
     (tmp_path / "chosen.jsonl").write_text(as_lines(*rows))
-    facts = json.loads(run("evaluate", fitted[0], tmp_path / "chosen.jsonl", "--json").stdout)
-    assert facts["test"]["brier_corrected"] is None
-    page = run("evaluate", fitted[0], tmp_path / "chosen.jsonl")
-    assert page.returncode == 0
-    assert not re.search(r"\bnan\b", page.stdout.lower())
+    assert facts_of("evaluate", fitted[0], tmp_path / "chosen.jsonl")["test"]["brier_corrected"] is None
+    assert not re.search(r"\bnan\b", text_of("evaluate", fitted[0], tmp_path / "chosen.jsonl").lower())
 
 
 def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(data: Path, tmp_path: Path) -> None:
@@ -270,34 +269,21 @@ def config(tmp_path: Path) -> Callable[[str], Path]:
 def test_a_saved_config_gives_the_same_weights(votes: Path, tmp_path: Path) -> None:
     saved, first, again = tmp_path / "run.toml", tmp_path / "first", tmp_path / "again"
     given = ["--k", "2", "--rename", "prompt=question", "--no-undecided", "--seed", "3", "--max-disagreement", "0.45"]
-    done = run("fit", votes, "-o", first, *FAST, *given, "--save-config", saved, "--json")
-    assert done.returncode == 0, done.stderr
+    text_of("fit", votes, "-o", first, *FAST, *given, "--save-config", saved)
     assert tomllib.loads(saved.read_text()) == {
         "data": str(votes), "output": str(first), "k": 2, "encoder": "none", "target": "votes", "undecided": False,
         "seed": 3, "max-disagreement": 0.45, "rename": {"prompt": "question"},
     }  # fmt: skip
-    done = run("fit", "--config", saved, "-o", again)
-    assert done.returncode == 0, done.stderr
+    text_of("fit", "--config", saved, "-o", again)
     one, two = RewardEnsemble.load(first), RewardEnsemble.load(again)
     assert one.weights.tolist() == two.weights.tolist()
     assert one.record.options == two.record.options
 
 
 def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], votes: Path, tmp_path: Path) -> None:
-    text = f"""
-        data = "{votes}"
-        output = "{tmp_path / "out"}"
-        k = 4
-        encoder = "none"
-        target = "votes"
-        keep_held_out = false
-        json = true
-        [rename]
-        prompt = "question"
-    """
-    done = run("fit", "--config", config(text), "--k", "2")
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    own = f"data = '{votes}'\noutput = '{tmp_path / 'out'}'\nk = 4\nencoder = 'none'\ntarget = 'votes'\n"
+    file = config(f"{own}keep_held_out = false\njson = true\n[rename]\nprompt = 'question'")
+    printed = json.loads(text_of("fit", "--config", file, "--k", "2"))
     assert (printed["k"], printed["options"]["keep_held_out"]) == (2, False)
 
 
@@ -352,14 +338,13 @@ def test_every_text_survives_the_round_trip(tmp_path: Path, write_jsonl: WriteLi
 # --- command history --------------------------------------------------------------------------------------------------
 
 
-OPTIONS = ("--k", "2", "--encoder", "none", "--method", "stagewise", "--test-fraction", "0.3")
+OPTIONS = ("--k", "2", "--encoder", "none", "--method", "stagewise", "--variant", "printed", "--test-fraction", "0.3")
 
 
 def printed_command(folder: Path) -> list[str]:
     """Return the command of the fit that the report of a folder prints."""
-    report = folder / "report.html"
-    assert run("report", folder, "-o", report).returncode == 0
-    line = re.search(r"pluralign fit [^\n]*", unescape(report.read_text()))
+    text_of("report", folder, "-o", folder / "report.html")
+    line = re.search(r"pluralign fit [^\n]*", unescape((folder / "report.html").read_text()))
     assert line
     return shlex.split(line[0])
 
@@ -368,8 +353,7 @@ def fitted_again(folder: Path, command: list[str], tmp_path: Path) -> RewardEnse
     """Return the ensemble that a command makes in another folder."""
     assert command[:2] == ["pluralign", "fit"]
     command[command.index(str(folder))] = str(tmp_path / "again")
-    done = run(*command[1:])
-    assert done.returncode == 0, done.stderr
+    text_of(*command[1:])
     return RewardEnsemble.load(tmp_path / "again")
 
 
@@ -402,8 +386,7 @@ def test_the_printed_command_has_every_option_of_the_data(single_votes: Path, tm
     folder = tmp_path / "first"
     data = ["--ties", "half", "--min-votes", "3", "--repeats", "first", "--skip-bad"]
     renames = [word for rename in RENAMES for word in ("--rename", rename)]
-    done = run("fit", single_votes, "-o", folder, *OPTIONS, "--no-keep-held-out", "--seed", "3", *data, *renames)
-    assert done.returncode == 0, done.stderr
+    text_of("fit", single_votes, "-o", folder, *OPTIONS, "--no-keep-held-out", "--seed", "3", *data, *renames)
     ensemble = RewardEnsemble.load(folder)
     command = command_history(ensemble.record, folder, ["report"])[0]
     assert {*data, *renames} <= set(command)
@@ -414,13 +397,11 @@ def test_a_report_prints_the_command_with_raters_and_folds(single_votes: Path, t
     folder = tmp_path / "first"
     renames = [word for rename in RENAMES[:4] for word in ("--rename", rename)]
     options = ("--k", "1", "--encoder", "none", "--raters", "worker", "--skip-bad", "--folds", "2", "--overwrite")
-    done = run("fit", single_votes, "-o", folder, *options, *renames)
-    assert done.returncode == 0, done.stderr
+    text_of("fit", single_votes, "-o", folder, *options, *renames)
     command = printed_command(folder)
-    assert command[command.index("--raters") + 1] == "worker"
-    assert command[command.index("--folds") + 1] == "2"
-    assert "--overwrite" not in command
-    assert "--test-fraction" not in command
+    assert "--raters worker" in " ".join(command)
+    assert "--folds 2" in " ".join(command)
+    assert not {"--overwrite", "--test-fraction"} & set(command)
     assert "w17" not in (folder / "ensemble.json").read_text()
     assert same(fitted_again(folder, command, tmp_path), RewardEnsemble.load(folder))
 

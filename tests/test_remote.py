@@ -19,7 +19,6 @@ import pytest
 from conftest import WriteLines, run
 from judging import Parrot
 
-from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.text import remote
@@ -198,13 +197,6 @@ def test_a_rejected_parameter_is_omitted_from_then_on(serve: Serve, parameter: s
 # --- failing prompts --------------------------------------------------------------------------------------------------
 
 
-def test_a_request_to_a_busy_server_is_retried(serve: Serve) -> None:
-    turns = itertools.count()
-    server = serve(lambda request: fails(429, "slow down") if next(turns) < 2 else counts(request))
-    assert len(sample(server.model())) == 3
-    assert len(server.requests) == 3
-
-
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, status: int) -> None:
     server = serve(lambda _: fails(status, "out of\norder"))
@@ -250,7 +242,7 @@ def test_a_truncated_reply_is_requested_again(serve: Serve, monkeypatch: pytest.
     monkeypatch.setattr(remote, "RETRIES", 1)
     turns = itertools.count()
     cut = Reply(says("Yes, because").body, keep_back=20)
-    server = serve(lambda request: cut if next(turns) != 1 else counts(request))
+    server = serve(lambda request: counts(request) if next(turns) == 1 else cut)
     model = server.model()
     assert len(sample(model)) == 3
     assert len(server.requests) == 2
@@ -446,11 +438,8 @@ def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serv
     meeting = threading.Barrier(3, timeout=10)
 
     def script(request: Request) -> Reply:
-        for parameter, words in (
-            ("max_tokens", "use max_completion_tokens"),
-            ("seed", "no seed"),
-            ("n", "n must be 1"),
-        ):
+        refused = {"max_tokens": "use max_completion_tokens", "seed": "no seed", "n": "n must be 1"}
+        for parameter, words in refused.items():
             if parameter in request:
                 meeting.wait()
                 return fails(400, words)
@@ -559,28 +548,11 @@ def test_invalid_options_are_reported_in_one_sentence(options: dict[str, Any], s
     assert "secret" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(300).preferences, k=2, encoder="none", folder=path)
-    return path
-
-
 def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
     server, path = serve(lambda _: cut("Yes, and", "No.")), tmp_path / "c.jsonl"
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
-    command: list[str | Path] = [
-        "generate",
-        prompts,
-        "-o",
-        path,
-        "--model",
-        "parrot",
-        "--base-url",
-        f"{server.url}/",
-        "-n",
-        "2",
-    ]
+    remote = ("--model", "parrot", "--base-url", f"{server.url}/")
+    command: tuple[str | Path, ...] = ("generate", prompts, "-o", path, *remote, "-n", "2")
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -589,12 +561,13 @@ def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Pa
     assert "6 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
-def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder: Path) -> None:
+def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, small_folder: Path) -> None:
     def script(request: Request) -> Reply:
         return says(*["We all want tea."] * 4) if request["model"] == "raven" else says("Yes.", "", " Yes. ", "Never.")
 
     server = serve(script)
-    done = run("answer", folder, "Tea?", "--model", "parrot", "--distill", "raven", "--base-url", server.url, "--json")
+    models = ("--model", "parrot", "--distill", "raven", "--base-url", server.url)
+    done = run("answer", small_folder, "Tea?", *models, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
@@ -629,22 +602,17 @@ def test_each_pair_is_asked_in_both_orders_and_calls_are_counted() -> None:
     assert (judged.usage.tokens_in, judged.usage.tokens_out, judged.usage.unanswered) == (28, 4, 0)
 
 
-def test_a_judge_that_always_says_a_prefers_nothing() -> None:
-    assert judge_pairs(Parrot(judges=lambda _: 1.0), [TREES, CARS]).prob_a.tolist() == [0.5, 0.5]
-
-
-def test_unanswered_questions_count_half_and_are_counted() -> None:
-    judged = judge_pairs(Parrot(judges=lambda _: math.nan), [TREES])
-    assert judged.prob_a.tolist() == [0.5]
-    assert judged.usage.unanswered == 2
+@pytest.mark.parametrize(("says_a", "unanswered"), [(1.0, 0), (math.nan, 2)])
+def test_a_judge_without_an_opinion_prefers_nothing(says_a: float, unanswered: int) -> None:
+    judged = judge_pairs(Parrot(judges=lambda _: says_a), [TREES])
+    assert (judged.prob_a.tolist(), judged.usage.unanswered) == ([0.5], unanswered)
 
 
 def test_one_order_is_enough_and_many_failures_end_the_run() -> None:
     assert judge_pairs(Parrot(fails=1), [TREES] * 10).prob_a.tolist() == [1.0] * 10
-    with pytest.raises(DataError, match="asleep"):
-        judge_pairs(Parrot(fails=9), [TREES] * 10)
-    with pytest.raises(DataError, match="asleep"):
-        judge_pairs(Parrot(fails=9), [TREES] * 10, concurrency=3)
+    for concurrency in (1, 3):
+        with pytest.raises(DataError, match="asleep"):
+            judge_pairs(Parrot(fails=9), [TREES] * 10, concurrency=concurrency)
 
 
 def test_threads_keep_the_order_of_the_questions() -> None:

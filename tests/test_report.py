@@ -45,8 +45,8 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 
 @pytest.fixture(scope="module")
-def found(town_folder: Path, ensemble: RewardEnsemble) -> ReportData:
-    return collect_report_data(ensemble, load_held_out(town_folder))
+def found(held_out: HeldOutVotes, ensemble: RewardEnsemble) -> ReportData:
+    return collect_report_data(ensemble, held_out)
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +172,11 @@ def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: 
     assert [cell in row[0] for cell in (">3<", ">0.0777<", ">0.0444<")] == [True] * 3
 
 
-def test_a_report_on_other_votes_ignores_the_cross_validation(ensemble: RewardEnsemble, town_folder: Path) -> None:
+def test_a_report_on_other_votes_ignores_the_cross_validation(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     evaluation = evaluation_of(ensemble)
     validated = replace(ensemble, record=replace(ensemble.record, cross_validation=evaluation))
     other = replace(evaluation, left_out=LeftOut(pairs=40, prompts=5))
-    found = collect_report_data(validated, load_held_out(town_folder), other, ReportOptions(cases=0))
+    found = collect_report_data(validated, held_out, other, ReportOptions(cases=0))
     assert found.main is other
     text = page(validated, found)
     assert "Left out 5 prompts (40 pairs) that were used for training." in text
@@ -234,8 +234,8 @@ def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnse
         page(ensemble, replace(found, record=replace(found.record, evaluation=None)))
 
 
-def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, town_folder: Path) -> None:
-    text = page(ensemble, collect_report_data(ensemble, hostile(load_held_out(town_folder))), name=HOSTILE)
+def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    text = page(ensemble, collect_report_data(ensemble, hostile(held_out)), name=HOSTILE)
     assert "&lt;script&gt;" in text
     parsed = tags(text)
     assert parsed.open == []
@@ -244,10 +244,10 @@ def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, town_folder: Path
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_a_browser_shows_hostile_texts_as_plain_text(
-    ensemble: RewardEnsemble, town_folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
     path = tmp_path / "r.html"
-    data = collect_report_data(ensemble, hostile(load_held_out(town_folder)))
+    data = collect_report_data(ensemble, hostile(held_out))
     path.write_text(page(ensemble, data, name="A town"), encoding="utf-8")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests: list[str] = []
@@ -325,9 +325,8 @@ def test_the_command_writes_the_page_and_the_figures(town_folder: Path, tmp_path
     assert {Path(name).read_bytes()[:4] for name in facts["figures"]} == {b"\x89PNG", b"<?xm"}
     assert len(facts["figures"]) == 10
     assert facts["study"]["certificate"]["k"] == 3
-    text = target.read_text()
-    assert "pluralign fit demo" in text
-    assert "--k 3 --encoder none --test-fraction 0.4" in text
+    for words in ("pluralign fit demo", "--k 3", "--encoder none", "--test-fraction 0.4"):
+        assert words in target.read_text()
 
 
 def test_the_command_evaluates_on_other_votes(town_folder: Path, tmp_path: Path) -> None:
