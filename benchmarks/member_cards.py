@@ -33,7 +33,7 @@ import pluralign
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.measuring.camps import camps_of_ensemble
-from pluralign.measuring.leans import find_contrasts
+from pluralign.measuring.leans import SignedVotes
 from pluralign.measuring.views import View, Views, find_views, phrases_of
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import RaterVotes, town_hall_votes
@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace, seed: int) -> Iterator[Counts]:
     study = camps_of_ensemble(town, rows, ensemble)
     matched = {camp.member: camp.camp for camp in study.camps if camp.member is not None}
     held_out = score_held_out(ensemble, town.preferences[rows], all_prompts=True)
-    views = find_views(held_out, ensemble.weights, find_contrasts(held_out).length)
+    views = find_views(SignedVotes.of(held_out, ensemble.weights))
     print(f"split {seed}: {time.perf_counter() - started:.0f} s, {len(matched)} members", file=sys.stderr, flush=True)
     tastes, sources = relative_tastes(town), expressed()
     for kind, of in (("confirmed phrases", single), ("phrases of positions", grouped)):
@@ -221,7 +221,7 @@ def count_survivors(options: argparse.Namespace, seed: int) -> Survivors:
     votes = pluralign.load_preferences(options.votes)
     ensemble = fit(votes, options, seed)
     held_out: HeldOutVotes = score_held_out(ensemble, votes)
-    views = find_views(held_out, ensemble.weights, find_contrasts(held_out).length)
+    views = find_views(SignedVotes.of(held_out, ensemble.weights))
     return Survivors(
         len(views),
         len(held_out.preferences.prompts),

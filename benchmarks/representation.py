@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
+from pluralign.core.json_values import to_json
 from pluralign.measuring.individuals import PREDICTORS, Representation, RepresentationRow, represent
 from pluralign.theory.intervals import Interval
 from pluralign.theory.posterior import ChoiceModel
@@ -47,7 +48,7 @@ def main() -> None:
     measured = [measure(trained_on, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
     found, models = [one for one, _ in measured], [model for _, model in measured]
     if arguments.json:
-        print(json.dumps([split.to_json() for split in found]))
+        print(json.dumps(to_json(found)))
         return
     console = Console(width=150)
     for score in ("accuracy", "log_loss"):

@@ -130,8 +130,8 @@ def public_names(_: str) -> Iterator[str]:
     import pluralign
 
     yield from ("| name | |", "|---|---|")
-    for name in sorted(pluralign._HOMES, key=lambda name: (not name.islower(), name)):
-        home = pluralign._HOMES[name]
+    for name in sorted(pluralign._HOME_OF, key=lambda name: (not name.islower(), name)):
+        home = pluralign._HOME_OF[name]
         yield f"| [`pluralign.{name}`][pluralign.{home}.{name}] | {_cell(_summary(home, name))} |"
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 from served import Writer
 from test_tune import ensemble_of
 
-from pluralign import PreferenceSet, answer, member_profiles
+from pluralign import PreferenceSet, answer
 from pluralign.answering import answer as answering
 from pluralign.answering.answer import Answerer, Drafts, choose
 from pluralign.answering.request import AnswerRequest, Mode, Voters
@@ -22,7 +22,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.measuring.cards import Profile
+from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.theory.social_choice import borda, pairwise_support
 
 PROMPT = "Should the town plant more trees?"

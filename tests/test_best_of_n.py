@@ -4,9 +4,17 @@ import itertools
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from pluralign.theory.best_of_n import best_of_n, best_of_n_kl, expected_best
+from pluralign.core.arrays import FloatArray
+from pluralign.theory.best_of_n import best_of_n, best_of_n_kl, prob_best
+
+
+def expected_best(rewards: npt.ArrayLike, n: int) -> FloatArray:
+    """Return the expected reward of the best of n samples."""
+    ordered = np.sort(np.asarray(rewards, dtype=np.float64), axis=0)
+    return np.asarray(prob_best(len(ordered), n) @ ordered)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

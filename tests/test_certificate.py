@@ -15,7 +15,7 @@ from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import DataSummary, EncoderChoice, FitRecord
 from pluralign.measuring.pruning import plan_pruning
-from pluralign.theory.guarantees import bernstein_width, betting_interval, generalization_bound
+from pluralign.theory.guarantees import betting_interval, generalization_bound
 from pluralign.votes.preferences import PreferenceSet
 
 PARTS = ("theorem_2", "theorem_3", "theorem_4", "lemma_1", "held_out")
@@ -54,23 +54,12 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
     assert found.worth_annotators == pytest.approx(variance / found.own_error)
 
 
-def test_k_random_people_as_members_count_as_k_annotators() -> None:
-    """Three random people are the members, evaluated on the votes of other people."""
-    random = np.random.default_rng(0)
-    n, k = 4000, 3
-    true = random.random(n)
-    people = _votes_on(true, random, votes_per_pair=5)
-    members = (random.random((n, k)) < true[:, None]).astype(float)
-    found = certify(some_ensemble(k=k).take(range(k), np.full(k, 1 / k)), _with_votes(people, members)).theorem_2
-    assert found.worth_annotators == pytest.approx(k, rel=0.1)
-    assert found.own_error == pytest.approx(found.random_error, rel=0.1)
-
-
 def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
     found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), held_out, beta=3)
-    assert (found.removed, found.bound, found.weight_bound) == (pruned.removed, pruned.bound, 0.5)
-    assert found.names_outliers == (found.outlier_threshold < 1)
-    assert found.informative == (found.bound < found.constant_half)
+    assert found.pruning.to_json() == pruned.to_json()
+    assert found.weight_bound == 0.5
+    assert found.names_outliers == (pruned.outlier_threshold < 1)
+    assert found.informative == (pruned.bound < found.constant_half)
     p, n = held_out.preferences.prob_a, held_out.preferences.n_votes
     assert found.constant_half == pytest.approx(np.mean((p - 0.5) ** 2 - p * (1 - p) / (n - 1)))
 
@@ -167,9 +156,6 @@ def test_intervals_count_prompts_not_pairs(votes: PreferenceSet, certificate: Ce
     found = certificate.held_out
     assert found.error.mean == pytest.approx(np.mean(means))
     assert (found.error.low, found.error.high) == pytest.approx(betting_interval(means, 0.05), abs=1e-6)
-    assert found.hoeffding_width == pytest.approx(math.sqrt(math.log(2 / 0.05) / (2 * len(means))))
-    assert found.bernstein_width == pytest.approx(bernstein_width(means, 0.05))
-    assert found.error.high - found.error.low < 2 * min(found.hoeffding_width, found.bernstein_width)
     assert votes.n_votes.min() == 2, "so a corrected error can be as low as −1/4"
     corrected = error - votes.prob_a * (1 - votes.prob_a) / (votes.n_votes - 1)
     means = [corrected[votes.prompt_index == g].mean() for g in range(len(votes.prompts))]
@@ -200,7 +186,6 @@ def test_many_prompts_give_an_informative_bound() -> None:
     members = np.column_stack([true > 0.5, true > 0.5]).astype(float)
     found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, members)).held_out
     assert found.informative
-    assert found.bernstein_width < found.hoeffding_width
     assert found.true_error.low <= 0.05**2 <= found.true_error.high < 0.01
 
 
@@ -231,7 +216,6 @@ def test_one_prompt_gives_no_informative_bound() -> None:
     found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, np.ones((6, 2))))
     assert found.held_out.prompts == 1
     assert not found.held_out.informative
-    assert found.held_out.bernstein_width == math.inf
     assert found.lemma_1.here.endswith("; no interval from fewer than 20 prompts.")
     assert "nan" not in "".join(getattr(found, part).here for part in PARTS)
 

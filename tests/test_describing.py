@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_the_check_uses_prompts_that_did_not_write_the_description() -> None:
 
 
 def test_a_judge_that_guesses_shows_nothing_and_gives_the_figures() -> None:
-    parrot = Parrot(writes=from_phrases, judges=lambda prompt: (hash(prompt) % 7) / 6)
+    parrot = Parrot(writes=from_phrases, judges=lambda prompt: (zlib.crc32(prompt.encode()) % 7) / 6)
     found = describe_members(held_out(), WEIGHTS, parrot, pairs=60)
     for one in found.members:
         assert (one.shown, one.reason) == (False, NOT_BETTER_THAN_CHANCE)
@@ -97,12 +98,10 @@ def test_a_model_that_writes_no_name_is_reported() -> None:
     assert {(one.shown, one.reason, one.check) for one in found.members} == {(False, NOTHING_WRITTEN, None)}
 
 
-def test_too_few_prompts_or_pairs_are_refused() -> None:
+def test_too_few_prompts_are_refused() -> None:
     few = held_out()[held_out().preferences.prompt_index < 30]
     with pytest.raises(UsageError, match="40 held-out prompts"):
         describe_members(few, WEIGHTS, Parrot())
-    with pytest.raises(UsageError, match="at least 20 pairs"):
-        describe_members(held_out(), WEIGHTS, Parrot(), pairs=3)
 
 
 def test_descriptions_are_saved_for_their_ensemble_only(town_folder: Path, tmp_path: Path) -> None:
@@ -131,12 +130,12 @@ def test_the_command_describes_members_with_a_server(town_folder: Path, serve: S
         return says("A" if len(a) > len(b) else "B")
 
     upstream = serve(script)
-    options = ("--describe", "parrot", "--base-url", upstream.url, "--check-pairs", "20")
+    options = ("--describe", "parrot", "--base-url", upstream.url)
     shown = json.loads(run("profile", town_folder, "demo:480", "--all", *options, "--json").stdout)
     written = shown["members"][0]["written"]
-    assert shown["described"]["calls"] == len(upstream.requests) == 3 + 3 * 2 * 20
+    assert shown["described"]["calls"] == len(upstream.requests) == 3 + 3 * 2 * 100
     assert written["name"] == "<b>Bold</b>"
-    assert written["check"]["pairs"] == 20
+    assert written["check"]["pairs"] == 100
     assert "\x1b" not in written["sentence"]
     assert not (town_folder / "descriptions.json").exists()  # they are of other votes
     assert "requires --describe" in run("profile", town_folder, "--base-url", upstream.url).stderr

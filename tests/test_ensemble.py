@@ -3,23 +3,18 @@
 import ast
 import functools
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import safetensors.numpy
 
 import pluralign
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import atomic_write
 from pluralign.core.types import Level
-from pluralign.ensemble import folder as folder_module
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import read_description, sealed
+from pluralign.ensemble.folder import sealed
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.text.features import TextFeatures
@@ -167,14 +162,6 @@ def test_saving_and_loading_round_trips(votes: PreferenceSet, tmp_path: Path, en
     np.testing.assert_array_equal(loaded.baselines["soft_bt"]["theta"], ensemble.baselines["soft_bt"]["theta"])
 
 
-def test_a_folder_holds_only_json_and_safetensors(tmp_path: Path) -> None:
-    some_ensemble().save(tmp_path)
-    json_file, arrays_file = sorted(tmp_path.iterdir(), key=lambda path: path.suffix)
-    assert json.loads(json_file.read_text(encoding="utf-8"))["facts"]["notes"] == ["Größe ½"]
-    assert "members/theta" in safetensors.numpy.load(arrays_file.read_bytes())
-    assert (json_file.name, arrays_file.suffix) == ("ensemble.json", ".safetensors")
-
-
 def test_nothing_in_the_package_reads_pickles() -> None:
     for path in Path(pluralign.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -191,74 +178,6 @@ def test_the_same_ensemble_gives_the_same_bytes(tmp_path: Path) -> None:
         some_ensemble().save(tmp_path / name)
     first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert first == second
-
-
-def test_saving_twice_leaves_one_ensemble(votes: PreferenceSet, tmp_path: Path) -> None:
-    some_ensemble(0).save(tmp_path)
-    some_ensemble(1).save(tmp_path)
-    some_ensemble(1).save(tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    assert len(list(tmp_path.iterdir())) == 2
-    loaded = RewardEnsemble.load(tmp_path)
-    np.testing.assert_array_equal(loaded.prob_hat(votes), some_ensemble(1).prob_hat(votes))
-
-
-def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
-    votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = some_ensemble(0), some_ensemble(1)
-    old.save(tmp_path)
-
-    def power_cut(path: Path) -> AbstractContextManager[Path]:
-        @contextmanager
-        def crash() -> Iterator[Path]:
-            with atomic_write(path) as partial:
-                yield partial
-                raise OSError("power cut")
-
-        return crash() if Path(path).name == "ensemble.json" else atomic_write(path)
-
-    monkeypatch.setattr(folder_module, "atomic_write", power_cut)
-    with pytest.raises(OSError, match="power cut"):
-        new.save(tmp_path)
-    monkeypatch.undo()
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1, "the arrays of the failed save are removed"
-    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), old.prob_hat(votes))
-    new.save(tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), new.prob_hat(votes))
-
-
-def test_changed_arrays_are_rejected(tmp_path: Path) -> None:
-    some_ensemble().save(tmp_path)
-    (arrays,) = tmp_path.glob("*.safetensors")
-    data = bytearray(arrays.read_bytes())
-    data[-1] ^= 1
-    arrays.write_bytes(data)
-    with pytest.raises(DataError, match=r"was changed after saving: its hash differs; copy the folder again"):
-        RewardEnsemble.load(tmp_path)
-    arrays.write_bytes(data[:100])
-    with pytest.raises(DataError, match="hash differs"):
-        RewardEnsemble.load(tmp_path)
-    arrays.unlink()
-    with pytest.raises(DataError, match=rf"{arrays.name} is missing; copy the whole folder again"):
-        RewardEnsemble.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "it is not JSON"),
-        (b"\xff\xfe", "it is not JSON"),
-        ("[1]", "does not describe an ensemble"),
-        ('{"format": "other"}', "does not describe an ensemble"),
-        ('{"format": "pluralign-ensemble", "format_version": 99}', "newer Pluralign; upgrade"),
-    ],
-)
-def test_a_foreign_description_is_rejected(tmp_path: Path, content: str | bytes, message: str) -> None:
-    (tmp_path / "ensemble.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
-        read_description(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["format_version", "arrays", "features", "weights", "facts"])

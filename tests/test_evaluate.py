@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import WriteLines, run
+from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
 from test_classifier import write_bert, write_llama
@@ -23,7 +22,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.learning.measure import Predictor, evaluate_features, reward_predictor
+from pluralign.learning.measure import Predictor, reward_predictor
 from pluralign.measuring.evaluate import BETAS, evaluate, policy_level, reference_log_ratio
 from pluralign.measuring.predictors import load_predictor
 from pluralign.text.features import TextFeatures
@@ -138,17 +137,13 @@ def test_figures_of_every_baseline_match_a_direct_computation(votes: PreferenceS
     for name, compared in evaluation.baselines.items():
         assert compared.brier == pytest.approx(brier_by_hand(shares[name], votes), abs=1e-6), name
         assert compared.brier_corrected == pytest.approx(compared.brier - noise_by_hand(votes), abs=1e-9)
+        gap = compared.difference
+        assert gap.mean == pytest.approx(evaluation.test.brier - compared.brier, abs=1e-9), name
+        assert gap.low < gap.mean < gap.high
     assert evaluation.baselines["floor"].brier == pytest.approx(mean([min(p, 1 - p) ** 2 for p in votes.prob_a]))
     assert {name: compared.k for name, compared in evaluation.baselines.items()} == {
         "floor": 1, "constant_half": 1, "soft_bt": 1, "bootstrap": 3, "mixture": 2,
     }  # fmt: skip
-
-
-def test_differences_are_paired_ensemble_minus_baseline(votes: PreferenceSet, evaluation: Evaluation) -> None:
-    for name, compared in evaluation.baselines.items():
-        gap = compared.difference
-        assert gap.mean == pytest.approx(evaluation.test.brier - compared.brier, abs=1e-9), name
-        assert gap.low < gap.mean < gap.high
 
 
 def test_a_perfect_ensemble_beats_every_baseline(votes: PreferenceSet) -> None:
@@ -208,14 +203,6 @@ def test_reliability_and_strata_account_for_every_pair(votes: PreferenceSet, eva
     assert sum(count for count, _ in evaluation.strata.values()) == len(votes)
     total = math.fsum(count * error for count, error in evaluation.strata.values() if count)
     assert total / len(votes) == pytest.approx(evaluation.test.brier)
-
-
-def test_given_features_give_the_same_evaluation(votes: PreferenceSet, evaluation: Evaluation) -> None:
-    ensemble = some_ensemble()
-    again = evaluate_features(ensemble, votes, ensemble.features(texts_of(votes)))
-    assert again.test == evaluation.test
-    assert again.members == evaluation.members
-    assert again.baselines == evaluation.baselines
 
 
 def test_single_votes_have_an_interval_but_no_corrected_figure(votes: PreferenceSet) -> None:
@@ -426,21 +413,9 @@ def test_json_output_has_every_figure(tmp_path: Path, votes: PreferenceSet) -> N
     data = tmp_path / "votes.jsonl"
     replace(votes, columns={"country": np.array(["uk", "fr"] * 120, dtype=object)}).save(data)
     scores = write_scores(tmp_path / "scores.jsonl", votes, len)
-    options: list[str | Path] = [
-        "--against",
-        scores,
-        "--group",
-        "country",
-        "--group",
-        "length",
-        "--beta",
-        "0.5",
-        "--seed",
-        "3",
-    ]
-    done = run("evaluate", tmp_path / "ensemble", data, *options, "--json")
+    options = ["--group", "country", "--group", "length", "--beta", "0.5", "--seed", "3"]
+    done = run("evaluate", tmp_path / "ensemble", data, "--against", scores, *options, "--json")
     assert done.returncode == 0
-    assert "Training prompts are unknown" in done.stderr  # this ensemble was built by hand
     facts = json.loads(done.stdout)
     assert set(facts) >= KEYS
     assert list(facts["groups"]) == ["country", "length"]
@@ -474,36 +449,3 @@ def test_terminal_output_shows_majority_shares(tmp_path: Path, votes: Preference
     assert page.returncode == 0, page.stderr
     assert "shares.jsonl: as given" in page.stdout
     assert "Policy level" not in page.stdout
-
-
-def test_one_prompt_with_single_votes_is_displayed(tmp_path: Path, write_jsonl: WriteLines) -> None:
-    data = write_jsonl([{"prompt": "Tea?", "chosen": "Yes, please.", "rejected": "No."}])
-    scores = tmp_path / "scores.jsonl"
-    scores.write_text("".join(json.dumps({"prompt": "Tea?", "response": r, "score": len(r)}) + "\n"
-                              for r in ("Yes, please.", "No.")))  # fmt: skip
-    page = run("evaluate", scores, data)
-    assert page.returncode == 0, page.stderr
-    assert not re.search(r"\bnan\b", page.stdout.lower())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["SCORES", "DATA", "--group", "lenght"], "cannot be grouped by 'lenght'; did you mean 'length'?"),
-        (["SCORES", "DATA", "--against", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
-        (["EMPTY", "DATA"], "there is neither an ensemble.json nor a config.json in it"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_usage_is_one_sentence(tmp_path: Path, votes: PreferenceSet, arguments: list[str], words: str) -> None:
-    votes.save(tmp_path / "votes.jsonl")
-    (tmp_path / "empty").mkdir()
-    named = {
-        "SCORES": write_scores(tmp_path / "scores.jsonl", votes, len),
-        "DATA": tmp_path / "votes.jsonl",
-        "EMPTY": tmp_path / "empty",
-    }
-    done = run("evaluate", *(named.get(argument, argument) for argument in arguments), columns=200)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1

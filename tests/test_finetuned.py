@@ -198,7 +198,7 @@ def test_outputs_are_not_clipped_but_other_features_are() -> None:
     np.testing.assert_array_equal(members.rewards(outputs), [[36.0]])
     np.testing.assert_array_equal(LinearMembers.from_arrays(members.arrays()).rewards(outputs), [[36.0]])
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
-    np.testing.assert_array_equal(FeatureMap(zeros, ones, ones)(outputs), [[8.0, -8.0]])
+    np.testing.assert_array_equal(FeatureMap(zeros, ones, ones)(outputs), [[6.0, -6.0]])
 
 
 def test_an_unknown_backbone_raises_data_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,11 @@ from pluralign.ensemble.folder import (
     sealed,
     write_file,
 )
-from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
+from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.finetuned import FinetunedFeatures
 
 VOTES = town_hall(60).preferences
-OLD = Path(__file__).with_name("data") / "ensemble-0.1"
 
 
 def save(folder: Path, seed: int = 0) -> RewardEnsemble:
@@ -133,7 +132,7 @@ def test_saving_without_held_out_votes_removes_those_of_the_earlier_ensemble(tmp
     ensemble.save(tmp_path)
     assert not has_held_out(tmp_path)
     assert not list(tmp_path.glob("held_out*"))
-    save_held_out(score_held_out(ensemble, VOTES), tmp_path)
+    ensemble.save(tmp_path, held_out_files(ensemble, score_held_out(ensemble, VOTES)))
     assert has_held_out(tmp_path)
 
 
@@ -144,14 +143,6 @@ def test_figures_about_raters_are_removed_with_their_ensemble(tmp_path: Path) ->
         (tmp_path / REPRESENTATION_FILE).write_text(json.dumps(of))
         save(tmp_path, seed)
         assert (tmp_path / REPRESENTATION_FILE).exists() == kept
-
-
-def test_a_folder_of_version_0_1_is_replaced(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    assert has_held_out(tmp_path)
-    save(tmp_path)
-    assert not (tmp_path / VOTES_FILE).exists()
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 # --- hashes -----------------------------------------------------------------------------------------------------------
@@ -216,7 +207,8 @@ def test_layout_and_order_of_the_json_do_not_matter(tmp_path: Path) -> None:
         ({"features": {"pooling": "soup"}}, "its description of the features cannot be read"),
         ({"facts": {"level": "soup"}}, "its record of the fit cannot be read"),
         ({"facts": {"k": "3"}}, "its record of the fit cannot be read"),
-        ({"format_version": "3"}, "format_version must be a whole number"),
+        ({"choice_model": {"people": 2.0}}, "people must be between 0 and 1"),
+        ({"choice_model": {"slip": "0"}}, "its choice model cannot be read"),
     ],
 )
 def test_impossible_values_are_refused_even_with_the_right_hash(
@@ -228,10 +220,17 @@ def test_impossible_values_are_refused_even_with_the_right_hash(
         RewardEnsemble.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ['{"weights": NaN}', "[" * 100_000, "{", "", "\x00", '{"a": 1'])
-def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / ENSEMBLE_FILE).write_text(text)
+@pytest.mark.parametrize("data", [b'{"weights": NaN}', b"[" * 100_000, b"{", b"", b"\x00", b'{"a": 1', b"\xff\xfe"])
+def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / ENSEMBLE_FILE).write_bytes(data)
     with pytest.raises(DataError, match="it is not JSON; copy the folder again"):
+        read_description(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"format": "other"}'])
+def test_json_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENSEMBLE_FILE).write_text(text)
+    with pytest.raises(DataError, match="does not describe an ensemble"):
         read_description(tmp_path)
 
 
@@ -243,7 +242,6 @@ def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
         ("members/theta", np.ones(20), "theta has the wrong shape"),
         ("members/mean", np.ones((3, 3)), "wrong shape"),
         ("members/spread", np.zeros(1), "wrong shape"),
-        ("members/bias", np.ones(3), "arrays of features are missing"),
         ("members/unknown", np.ones(3), "it does not hold members"),
         ("baselines/soft_bt/theta", np.full(3, np.inf), "arrays of baselines must be finite"),
         ("training_prompts", np.ones(3), "training_prompts must be a list of 64-bit hashes"),
@@ -261,14 +259,29 @@ def test_impossible_arrays_are_refused_even_with_the_right_hash(
         RewardEnsemble.load(tmp_path)
 
 
-def test_held_out_rewards_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    with safetensors.safe_open(tmp_path / REWARDS_FILE, framework="numpy") as file:
-        rewards, metadata = file.get_tensor("rewards"), file.metadata()
-    for bad, problem in ((rewards * np.nan, "rewards must be finite"), (rewards[:, :1], "those of another ensemble")):
-        (tmp_path / REWARDS_FILE).write_bytes(safetensors.numpy.save({"rewards": bad.copy()}, metadata=metadata))
+def test_impossible_held_out_rewards_are_refused(tmp_path: Path) -> None:
+    ensemble, held_out = some_ensemble(), score_held_out(some_ensemble(), VOTES)
+    for bad, problem in ((held_out.rewards * np.nan, "must be finite"), (held_out.rewards[:, :1], "another ensemble")):
+        ensemble.save(tmp_path, held_out_files(ensemble, replace(held_out, rewards=bad)))
         with pytest.raises(DataError, match=problem):
             load_held_out(tmp_path)
+    files = held_out_files(ensemble, held_out)
+    for name, content, problem in (
+        (REWARDS_FILE, b"nonsense", "it is damaged"),
+        (VOTES_FILE, b"nonsense", "not a file written by"),
+        (VOTES_FILE, VOTES[:50].parquet_bytes(), "do not belong together"),
+    ):
+        ensemble.save(tmp_path, files | {name: content})
+        with pytest.raises(DataError, match=problem):
+            load_held_out(tmp_path)
+
+
+def test_another_format_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    for version in (3, 99, "4", None):
+        save(tmp_path)
+        change(tmp_path, lambda description, version=version: description.update(format_version=version))  # type: ignore[misc]
+        with pytest.raises(DataError, match="use the version of pluralign that wrote it"):
+            RewardEnsemble.load(tmp_path)
 
 
 def test_an_ensemble_that_could_not_be_read_back_is_not_saved(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pluralign import PreferenceSet, fit
 from pluralign.answering import generate as generation
 from pluralign.answering.generate import Failure, generate, load_prompts, prompt_seed
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.held_out import save_held_out, score_held_out
+from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.text.causal import Completion
 from pluralign.text.options import SamplingOptions
@@ -211,7 +211,7 @@ def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
     ensemble = fit(votes, k=1, encoder="none", folder=tmp_path, keep_held_out=False)
     with pytest.raises(DataError, match="the ensemble has no held-out votes"):
         load_prompts(tmp_path)
-    save_held_out(score_held_out(ensemble, votes), tmp_path)
+    ensemble.save(tmp_path, held_out_files(ensemble, score_held_out(ensemble, votes)))
     assert load_prompts(tmp_path) == ([prompt for prompt in votes.prompts if prompt in votes.split()[1].prompts], [])
 
 

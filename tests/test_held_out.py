@@ -1,6 +1,5 @@
 """Held-out votes kept beside an ensemble."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,10 @@ from conftest import run
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import REWARDS_FILE, VOTES_FILE
-from pluralign.ensemble.held_out import load_held_out, score_held_out
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.votes.preferences import texts_of
 
 VOTES = town_hall(400).preferences
-OLD = Path(__file__).with_name("data") / "ensemble-0.1"
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +36,6 @@ def test_votes_and_differences_match_the_ensemble(folder: Path) -> None:
     assert np.array_equal(kept.votes, ensemble.votes(kept.preferences))
 
 
-def test_scoring_held_out_votes_again_gives_what_fit_saved(folder: Path) -> None:
-    kept = load_held_out(folder)
-    gathered = score_held_out(RewardEnsemble.load(folder), kept.preferences)
-    assert np.allclose(gathered.rewards, kept.rewards)
-
-
 def test_taking_members_keeps_their_columns(folder: Path) -> None:
     kept = load_held_out(folder)
     assert np.array_equal(kept.take([2, 0]).votes, kept.votes[:, [2, 0]])
@@ -64,21 +55,6 @@ def test_held_out_votes_are_optional(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)
     assert not list(tmp_path.glob("held_out*"))
     with pytest.raises(DataError, match=r"it has no held-out votes.*give votes that it was not trained on"):
-        load_held_out(tmp_path)
-
-
-def test_mismatched_files_of_version_0_1_are_rejected(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    VOTES[:50].save(tmp_path / VOTES_FILE)
-    with pytest.raises(DataError, match="do not belong together"):
-        load_held_out(tmp_path)
-
-
-@pytest.mark.parametrize("name", [VOTES_FILE, REWARDS_FILE])
-def test_a_damaged_file_of_version_0_1_raises_data_error(name: str, tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    (tmp_path / name).write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="it is damaged"):
         load_held_out(tmp_path)
 
 

@@ -15,14 +15,13 @@ from pluralign import (
     DataError,
     Message,
     UsageError,
-    case_studies,
     certify,
+    diversity,
     encode,
     evaluate,
     inspect,
     load_preferences,
-    measure_diversity,
-    member_profiles,
+    profile,
     prune,
     town_hall,
 )
@@ -151,10 +150,9 @@ def test_every_function_that_takes_votes_takes_them_in_any_form(ensemble: "Rewar
     assert evaluate(ensemble, str(path), groups=[]).test.brier == expected
     assert certify(ensemble, frame).held_out == certify(ensemble, OTHERS).held_out
     assert prune(ensemble, path).removed == prune(ensemble, OTHERS).removed
-    assert [card.name for card in member_profiles(ensemble, rows)] == [
-        card.name for card in member_profiles(ensemble, OTHERS)
-    ]
-    assert measure_diversity(ensemble, frame).tau == measure_diversity(ensemble, OTHERS).tau
+    first, second = profile(ensemble, rows), profile(ensemble, OTHERS)
+    assert [card.name for card in first.members] == [card.name for card in second.members]
+    assert diversity(ensemble, frame).tau == diversity(ensemble, OTHERS).tau
     assert encode(frame, tmp_path / "features", encoder="none").rows == len(OTHERS.items().prompt_index)
 
 
@@ -172,12 +170,12 @@ def test_missing_values_of_a_frame_are_nulls() -> None:
 
 def test_diversity_takes_candidates_in_every_form(ensemble: "RewardEnsemble", write_jsonl: WriteLines) -> None:
     lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
-    expected = measure_diversity(ensemble, pluralign.load_candidates(write_jsonl(lines)))
+    expected = diversity(ensemble, pluralign.load_candidates(write_jsonl(lines)))
     for source in (lines, pd.DataFrame(lines), write_jsonl(lines)):
-        assert measure_diversity(ensemble, source).tau == expected.tau
-    assert case_studies(ensemble, lines)[0].candidates == 3
+        assert diversity(ensemble, source).tau == expected.tau
+    assert expected.cases[0].candidates == 3
     with pytest.raises(UsageError, match="not a RewardEnsemble"):
-        measure_diversity(ensemble, ensemble)  # type: ignore[arg-type]
+        diversity(ensemble, ensemble)  # type: ignore[arg-type]
 
 
 ANY: Any = pluralign
@@ -195,7 +193,8 @@ ANY: Any = pluralign
         (lambda e: ANY.fit(["Tea?"]), "row 1: a record must be a dict with column names, not str 'Tea"),
         (lambda e: ANY.fit([{1: "Tea?"}]), "row 1: a record must be a dict"),
         (lambda e: ANY.fit(""), "the name of the data is empty"),
-        (lambda e: ANY.member_profiles(e.weights, OTHERS), r"member_profiles\(ensemble, votes\)"),
+        (lambda e: ANY.profile(e), "give votes, or the folder of an ensemble"),
+        (lambda e: ANY.diversity(e), "give candidates, or the folder of an ensemble"),
         (lambda e: ANY.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
         (lambda e: ANY.load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
         (lambda e: ANY.load_preferences([wide()], repeats="frist"), "did you mean 'first'"),

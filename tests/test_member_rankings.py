@@ -11,8 +11,8 @@ from scipy.stats import kendalltau
 from test_ensemble import some_ensemble
 
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import save_held_out, score_held_out
-from pluralign.measuring.diversity import case_studies, held_out_candidates, measure_diversity, score_candidates
+from pluralign.ensemble.held_out import held_out_files, score_held_out
+from pluralign.measuring.diversity import diversity, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.town_hall.town_hall import answers, town_hall
 
@@ -25,14 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ensemble with held-out votes, as ``fit`` saves them."""
     path = tmp_path_factory.mktemp("ensemble")
     ensemble = some_ensemble()
-    ensemble.save(path)
-    save_held_out(score_held_out(ensemble, town_hall(240).preferences), path)
+    ensemble.save(path, held_out_files(ensemble, score_held_out(ensemble, town_hall(240).preferences)))
     return path
 
 
 def test_tau_is_the_mean_of_scipys_tau_over_prompts() -> None:
     ensemble = some_ensemble()
-    found = measure_diversity(ensemble, [*LISTS, Candidates("Tea?", ("Yes.",))])
+    found = diversity(ensemble, [*LISTS, Candidates("Tea?", ("Yes.",))])
     taus = []
     for one in LISTS:
         rewards = ensemble.rewards([(one.prompt, response) for response in one.responses])
@@ -50,8 +49,7 @@ def test_tops_count_the_first_choices_of_members_with_weight() -> None:
         np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 9.0]]),
         np.array([[2.0, 5.0, 0.0], [1.0, 1.0, 4.0]]),
     ]
-    lists = [Candidates("Tea?", ("Yes.", "No.", "Rum.")), Candidates("Rum?", ("Yes.", "No."))]
-    tops = measure_diversity(ensemble, lists, rewards=rewards).tops
+    tops = measure_diversity(ensemble, rewards).tops
     assert tops.distinct == (2 + 1) / 2
     assert tops.most_popular == (0.75 + 1.0) / 2
     assert tops.distinct_if_random == pytest.approx((3 * (1 - (2 / 3) ** 2) + 1.5) / 2)
@@ -61,7 +59,7 @@ def test_near_copies_and_near_opposites_are_listed() -> None:
     ensemble = some_ensemble()
     reward = np.arange(6.0)
     rewards = [np.stack([reward, 2 * reward, -reward], axis=1)]
-    found = measure_diversity(ensemble, [Candidates("Tea?", tuple("abcdef"))], rewards=rewards)
+    found = measure_diversity(ensemble, rewards)
     assert [pair.members for pair in found.near_copies] == [(0, 1)]
     assert [pair.members for pair in found.near_opposites] == [(0, 2), (1, 2)]
     assert found.near_copies[0].weight == pytest.approx(ensemble.weights[:2].sum())
@@ -77,7 +75,7 @@ def test_stored_rewards_equal_freshly_scored_ones() -> None:
 
 def test_a_case_shows_each_members_best_response() -> None:
     ensemble = some_ensemble()
-    (case,) = case_studies(ensemble, LISTS, numbers=[3])
+    (case,) = diversity(ensemble, LISTS, prompt="3").cases
     rewards = ensemble.rewards([(LISTS[2].prompt, response) for response in LISTS[2].responses])
     expected = {j: LISTS[2].responses[rewards[:, j].argmax()] for j in range(3)}
     assert {j: choice.response for choice in case.choices for j in choice.members} == expected
@@ -87,34 +85,33 @@ def test_a_case_shows_each_members_best_response() -> None:
 
 
 def test_the_most_divided_prompts_come_first() -> None:
-    cases = case_studies(some_ensemble(), LISTS, n=6)
+    cases = diversity(some_ensemble(), LISTS, cases=6).cases
     order = [(-len(case.choices), case.tau) for case in cases]
     assert order == sorted(order)
     assert {case.number for case in cases} == set(range(1, 7))
-    assert case_studies(some_ensemble(), LISTS, n=2) == cases[:2]
+    assert diversity(some_ensemble(), LISTS, cases=2).cases == cases[:2]
 
 
 def test_case_studies_are_selected_by_text_or_number() -> None:
     word = LISTS[4].prompt_text[:30].upper()
-    assert [case.number for case in case_studies(some_ensemble(), LISTS, containing=word)] == [5]
-    with pytest.raises(UsageError, match="no prompt contains 'zebra'"):
-        case_studies(some_ensemble(), LISTS, containing="zebra")
-    with pytest.raises(UsageError, match="numbered from 1 to 6; there is no prompt 7"):
-        case_studies(some_ensemble(), LISTS, numbers=[7])
+    assert [case.number for case in diversity(some_ensemble(), LISTS, prompt=word).cases] == [5]
+    for prompt, problem in (("zebra", "no prompt contains 'zebra'"), ("7", "from 1 to 6; there is no prompt 7")):
+        with pytest.raises(UsageError, match=problem):
+            diversity(some_ensemble(), LISTS, prompt=prompt)
 
 
 def test_a_single_response_cannot_be_ranked() -> None:
     with pytest.raises(UsageError, match="at least two different responses"):
-        measure_diversity(some_ensemble(), [Candidates("Tea?", ("Yes.",))])
+        diversity(some_ensemble(), [Candidates("Tea?", ("Yes.",))])
     with pytest.raises(UsageError, match="of 2 members, but the ensemble has 3"):
-        measure_diversity(some_ensemble(), [Candidates("Tea?", ("a", "b"))], rewards=[np.eye(2)])
+        measure_diversity(some_ensemble(), [np.eye(2)])
 
 
 def test_diversity_of_a_file_is_one_json_object(folder: Path, write_jsonl: WriteLines) -> None:
     path = write_jsonl([asdict(one) for one in LISTS], "candidates.jsonl")
     done = run("diversity", folder, path, "--json", "--cases", "2")
     found = json.loads(done.stdout)
-    expected = measure_diversity(some_ensemble(), LISTS)
+    expected = diversity(some_ensemble(), LISTS)
     np.testing.assert_allclose(found["tau"], expected.tau, rtol=1e-9)
     assert found["mean_off_diagonal"] == pytest.approx(expected.mean_off_diagonal)
     assert len(found["cases"]) == 2
@@ -127,19 +124,3 @@ def test_diversity_reads_held_out_prompts_and_draws_a_heat_map(folder: Path) -> 
     assert "Kendall's τ between members" in done.stdout
     assert "its held-out prompts" in done.stdout
     assert "first choices among" in done.stdout
-
-
-def test_profile_shows_a_card_for_each_member(folder: Path) -> None:
-    shown = run("profile", folder).stdout
-    assert all(f"─ Member {j}" in shown for j in range(3))
-    found = json.loads(run("profile", folder, "--json").stdout)
-    assert [member["member"] for member in found["members"]] == [0, 1, 2]
-    assert found["members"][0]["leans"][0]["trait"] == "length"
-
-
-def test_bad_candidates_are_one_sentence_and_exit_code_two(folder: Path, write_jsonl: WriteLines) -> None:
-    path = write_jsonl([{"prompt": "Tea?", "responses": 3}], "bad.jsonl")
-    done = run("diversity", folder, path, "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "bad.jsonl, row 1: responses must be a list of texts" in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -88,13 +88,6 @@ def test_members_round_trip_through_their_arrays() -> None:
     assert sorted(again.arrays()) == sorted(members.arrays())
 
 
-@given(st.permutations(range(4)))
-def test_taking_members_permutes_rewards(order: list[int]) -> None:
-    members, features = some_members(), some_features(3, n=20)
-    np.testing.assert_allclose(members.take(order).rewards(features), members.rewards(features)[:, order], atol=1e-9)
-    assert members.take(order[:2]).n_members == 2
-
-
 @given(st.integers(0, 1000), st.floats(-100, 100))
 def test_a_constant_added_to_a_reward_changes_no_vote(seed: int, constant: float) -> None:
     rewards = some_members(seed).rewards(some_features(4, n=40))

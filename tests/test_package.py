@@ -20,7 +20,7 @@ def test_every_public_name_resolves() -> None:
 
     for name in pluralign.__all__:
         assert getattr(pluralign, name) is not None
-    assert set(pluralign._HOMES) | {"__version__"} == set(pluralign.__all__)
+    assert set(pluralign._HOME_OF) | {"__version__"} == set(pluralign.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pluralign.nothing
 

@@ -263,17 +263,3 @@ def test_leans_use_the_sample_and_other_figures_use_all_votes() -> None:
         assert repr((one.leans, one.likes, one.name)) == repr((some.leans, some.likes, some.name))  # some are NaN
         assert (one.disagreement, one.typical) == (every.disagreement, every.typical)
         assert one.disagreement != some.disagreement
-
-
-def test_a_sample_has_whole_prompts_and_is_deterministic() -> None:
-    votes = town().preferences
-    whole = HeldOutVotes(votes, np.stack([noise(1)], axis=1))
-    sample = sample_prompts(whole, 50_000).preferences
-    assert sample == sample_prompts(whole, 50_000).preferences
-    drawn = set(sample.prompts)
-    assert len(sample) == sum(votes.prompts[p] in drawn for p in votes.prompt_index)
-    items = sample.items()
-    read = sum(len(sample.prompts[p]) for p in items.prompt_index) + sum(map(len, sample.responses))
-    assert 40_000 < read <= 50_000
-    assert len(sample_prompts(whole, 1).preferences.prompts) == 1
-    assert sample_prompts(whole, 10**9) is whole

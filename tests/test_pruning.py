@@ -12,6 +12,7 @@ from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble, fit, prune, town_hall
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.learning.measure import evaluate_features
 from pluralign.measuring.pruning import Pruning, plan_pruning
@@ -143,8 +144,8 @@ def test_the_record_is_measured_again(folder: Path, pruned: Pruning) -> None:
     again = evaluate_features(pruned.ensemble, held_out.preferences, features)
     assert original.evaluation is not None
     assert record.evaluation is not None
-    assert record.evaluation.to_json() == again.to_json()
-    assert set(record.to_json()) == set(original.to_json()) | {"pruned"}
+    assert to_json(record.evaluation) == to_json(again)
+    assert set(record.to_json()) == set(original.to_json()) - {"bound"} | {"pruned"}
     assert pruned.removed != []
     assert record.k == len(record.evaluation.members) == pruned.ensemble.k == 6 - len(pruned.removed)
     assert record.evaluation.test != original.evaluation.test
@@ -165,7 +166,6 @@ def test_a_saved_pruned_ensemble_loads_with_its_votes(folder: Path, pruned: Prun
     np.testing.assert_array_equal(held_out.rewards, load_held_out(folder).rewards[:, pruned.kept])
     assert loaded.record.pruned is not None
     assert loaded.record.pruned.source == str(folder)
-    assert loaded.record.to_json()["pruned"]["from"] == str(folder)
     assert set(loaded.baselines) == set(RewardEnsemble.load(folder).baselines)
 
 
@@ -214,10 +214,3 @@ def test_prune_needs_other_votes_if_none_were_held_out(votes: PreferenceSet, tmp
     done = run("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     assert load_held_out(tmp_path / "out").preferences == votes
-
-
-def test_a_beta_below_two_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    done = run("prune", folder, "-o", tmp_path / "out", "--beta", "1.5")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pluralign: beta must be at least 2, not 1.5.\n"
-    assert not (tmp_path / "out").exists()

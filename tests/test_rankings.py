@@ -1,22 +1,33 @@
-"""Mixtures of rankings: reduced, sampled and constructed, against naive computation."""
+"""Mixtures of rankings: reduced, sampled, constructed and decomposed, against naive computation."""
 
+import dataclasses
 import itertools
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixtures import pair_by_pair, random_mixture
+from mixtures import Matrix, all_incidences, pair_by_pair, random_mixture
+from scipy.optimize import linprog
 
 from pluralign.core.errors import UsageError
+from pluralign.theory import rankings as realizability
 from pluralign.theory.rankings import (
+    EXACT_UP_TO,
+    Decomposition,
+    Ranking,
+    ViolatedInequality,
+    best_ranking,
     decompose,
+    local_search_ranking,
     mcgarvey,
     reduce_support,
     sample_rankings,
     sampling_error,
     tournament_of,
+    violated_cycle,
 )
 
 SEEDS = st.integers(0, 100_000)
@@ -90,6 +101,7 @@ def test_mcgarveys_rankings_have_the_majorities_of_the_digraph_and_are_decompose
     result = decompose(expected)
     assert result.realizable is True
     assert result.residual <= 1e-9
+    assert len(result.rankings) <= math.comb(m, 2) + 1
 
 
 def test_one_arc_gives_a_single_unanimous_pair() -> None:
@@ -106,7 +118,7 @@ def test_invalid_arguments_are_refused() -> None:
         with pytest.raises(UsageError, match="same alternatives"):
             tournament_of(orders, [1.0])
     with pytest.raises(UsageError, match="sum to 1"):
-        reduce_support([(0, 1)], [0.5])
+        tournament_of([(0, 1)], [0.5])
     with pytest.raises(UsageError, match="k must be at least 1"):
         sample_rankings([(0, 1)], [1.0], k=0)
     with pytest.raises(UsageError, match="k must be at least 1"):
@@ -115,3 +127,287 @@ def test_invalid_arguments_are_refused() -> None:
         sample_rankings([(0, 1)], [1.0], k=1, seed=-1)
     with pytest.raises(UsageError, match="an arc must join two"):
         mcgarvey(3, [(0, 3)])
+
+
+# --- the linear ordering problem ---
+
+
+@given(SEEDS, st.integers(1, 6))
+def test_the_best_ranking_has_the_greatest_weight_of_all(seed: int, m: int) -> None:
+    weights = np.random.default_rng(seed).normal(size=(m, m))
+    ranking, value = best_ranking(weights)
+    _, incidences = all_incidences(m)
+    assert value == pytest.approx((incidences * weights).sum(axis=(1, 2)).max(), abs=1e-12)
+    assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum(), abs=1e-12)
+
+
+@given(SEEDS)
+def test_the_arcs_that_the_best_ranking_reverses_are_a_minimum_feedback_arc_set(seed: int) -> None:
+    m = 5
+    arcs = [arc for arc in itertools.permutations(range(m), 2) if np.random.default_rng([seed, *arc]).random() < 0.4]
+    weights = np.zeros((m, m))
+    for arc in arcs:
+        weights[arc] = 1.0
+
+    def feedback(order: Ranking) -> int:
+        return sum(order.index(i) > order.index(j) for i, j in arcs)
+
+    ranking, value = best_ranking(weights)
+    assert feedback(ranking) == min(map(feedback, itertools.permutations(range(m)))) == len(arcs) - value
+
+
+def test_the_local_search_is_nearly_always_optimal() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(50):
+        weights = rng.normal(size=(9, 9))
+        ranking, value = local_search_ranking(weights, rng)
+        assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum())
+        best = best_ranking(weights)[1]
+        assert value <= best + 1e-9
+        hits += value > best - 1e-9
+    assert hits >= 45
+
+
+def test_too_many_alternatives_are_refused() -> None:
+    with pytest.raises(UsageError, match="at most 16"):
+        best_ranking(np.zeros((17, 17)))
+
+
+# --- realizable tournaments, nearest mixtures and certificates, against enumeration of all rankings ---
+
+
+def random_tournament(seed: int, m: int) -> Matrix:
+    """Draw shares from the whole cube, in one third of the cases on a coarse grid, in one third near 1/2."""
+    rng = np.random.default_rng(seed)
+    upper = rng.random((m, m))
+    if seed % 3 == 0:
+        upper = np.round(4 * upper) / 4
+    if seed % 3 == 1:
+        upper = 0.5 + 0.6 * (upper - 0.5)
+    return np.triu(upper, 1) + np.tril(1 - upper.T, -1)
+
+
+def fence() -> Matrix:
+    """Six alternatives that satisfy every 3-cycle inequality and violate the 3-fence: the sum is 7.5, its bound 7."""
+    shares = np.full((6, 6), 0.5)
+    for i, j in itertools.product(range(3), range(3)):
+        shares[3 + j, i] = 0.5 if i == j else 1.0
+        shares[i, 3 + j] = 1 - shares[3 + j, i]
+    return shares
+
+
+def check_refutation(result: ViolatedInequality, shares: Matrix) -> None:
+    """Check that every ranking satisfies the inequality, the shares violate it, and bound and value are right."""
+    m = len(shares)
+    coefficients = np.zeros((m, m))
+    for (i, j), coefficient in zip(result.pairs, result.coefficients, strict=True):
+        assert coefficient > 0
+        coefficients[i, j] = coefficient
+    _, incidences = all_incidences(m)
+    most = float((incidences * coefficients).sum(axis=(1, 2)).max())
+    value = sum(coefficients[pair] * shares[pair] for pair in result.pairs)
+    assert most == pytest.approx(result.bound, abs=1e-12)
+    assert value == pytest.approx(result.value, abs=1e-12)
+    assert value > most + 1e-10
+
+
+def check_ensemble(result: Decomposition, shares: Matrix) -> None:
+    """Check that the weights are valid, the ensemble is small enough, and its tournament is the reported one."""
+    known = np.triu(~np.isnan(shares), 1)
+    assert (result.weights > 0).all()
+    assert result.weights.sum() == pytest.approx(1.0, abs=1e-12)
+    assert len(set(result.rankings)) == len(result.rankings) <= known.sum() + 1
+    mixed = pair_by_pair(list(result.rankings), result.weights)
+    off_diagonal = ~np.eye(len(shares), dtype=bool)
+    np.testing.assert_allclose(mixed[off_diagonal], result.nearest[off_diagonal], atol=1e-12)
+    assert np.abs(mixed - shares)[known].max() == pytest.approx(result.residual, abs=1e-12)
+
+
+# --- decomposing ------------------------------------------------------------------------------------------------------
+
+
+@given(SEEDS, st.integers(2, 9), st.integers(1, 40))
+@settings(max_examples=60)
+def test_every_mixture_of_rankings_is_realizable_and_decomposed_exactly(seed: int, m: int, count: int) -> None:
+    shares = random_mixture(seed, m, count)
+    result = decompose(shares)
+    assert result.realizable is True
+    assert result.distance == 0.0
+    assert result.certificate is None
+    assert result.residual <= 1e-9
+    check_ensemble(result, shares)
+
+
+@given(SEEDS, st.integers(3, 5))
+@settings(max_examples=50)
+def test_realizability_agrees_with_a_linear_program_over_all_rankings(seed: int, m: int) -> None:
+    shares = random_tournament(seed, m)
+    orders, incidences = all_incidences(m)
+    i, j = np.triu_indices(m, 1)
+    # smallest total |slack| with which a mixture of all m! rankings gives the shares
+    slack = np.eye(len(i))
+    columns = np.hstack([incidences[:, i, j].T, slack, -slack])
+    equalities = np.vstack([columns, np.append(np.ones(len(orders)), np.zeros(2 * len(i)))])
+    cost = np.append(np.zeros(len(orders)), np.ones(2 * len(i)))
+    least = linprog(cost, A_eq=equalities, b_eq=np.append(shares[i, j], 1.0)).fun
+    result = decompose(shares)
+    assert result.realizable is bool(least < 1e-7)
+    if least >= 1e-7:
+        # the nearest point in squared distance is no nearer in absolute distance
+        assert np.abs(result.nearest - shares)[i, j].sum() >= least - 1e-7
+
+
+@given(SEEDS, st.integers(3, 6))
+@settings(max_examples=50)
+def test_no_mixture_is_nearer_than_the_result(seed: int, m: int) -> None:
+    shares = random_tournament(seed, m)
+    result = decompose(shares)
+    check_ensemble(result, shares)
+    i, j = np.triu_indices(m, 1)
+    direction = (shares - result.nearest)[i, j]
+    assert result.distance == pytest.approx(np.mean(direction**2), abs=1e-15)
+    assert result.distance_at_least == pytest.approx(result.distance, abs=1e-10)
+    # optimality of a nearest point of a convex set: no ranking lies further in the direction of the shares
+    _, incidences = all_incidences(m)
+    assert (incidences[:, i, j] @ direction).max() <= result.nearest[i, j] @ direction + 1e-9
+    if result.realizable is False:
+        assert result.certificate is not None
+        check_refutation(result.certificate, shares)
+
+
+@given(SEEDS, st.integers(3, 7))
+@settings(max_examples=50)
+def test_renaming_alternatives_and_reversing_votes_change_neither_result_nor_distance(seed: int, m: int) -> None:
+    shares = random_tournament(seed, m)
+    result = decompose(shares)
+    renamed = np.random.default_rng(seed).permutation(m)
+    for other in (shares[np.ix_(renamed, renamed)], shares.T):
+        again = decompose(other)
+        assert again.realizable is result.realizable
+        assert again.distance == pytest.approx(result.distance, abs=1e-10)
+
+
+def test_a_unanimous_cycle_is_not_realizable_and_is_its_own_certificate() -> None:
+    shares = np.array([[0.5, 1.0, 0.0], [0.0, 0.5, 1.0], [1.0, 0.0, 0.5]])
+    result = decompose(shares)
+    assert result.realizable is False
+    assert result.distance == pytest.approx(1 / 9)  # all three shares become 2/3
+    assert result.certificate is not None
+    assert (result.certificate.kind, result.certificate.bound, result.certificate.value) == ("cycle", 2.0, 3.0)
+    check_refutation(result.certificate, shares)
+
+
+def test_a_fence_without_a_violated_cycle_is_refuted_by_its_facet() -> None:
+    shares = fence()
+    for i, j, k in itertools.permutations(range(6), 3):
+        assert 1 <= shares[i, j] + shares[j, k] + shares[k, i] <= 2
+    assert violated_cycle(shares) is None
+    result = decompose(shares)
+    assert result.realizable is False
+    assert result.certificate is not None
+    assert (result.certificate.kind, result.certificate.bound, result.certificate.value) == ("dual", 7.0, 7.5)
+    assert set(result.certificate.coefficients) == {1.0}
+    check_refutation(result.certificate, shares)
+    # the excess of 1/2 is spread evenly over nine shares: the nearest point lies on the facet
+    assert result.distance == pytest.approx(9 * (0.5 / 9) ** 2 / 15)
+    assert sum(result.nearest[pair] for pair in result.certificate.pairs) == pytest.approx(7.0)
+    assert decompose(result.nearest).realizable is True
+
+
+def test_tournaments_just_outside_and_just_inside_are_told_apart() -> None:
+    for excess, realizable in ((1e-7, False), (0.0, True), (-1e-7, True)):
+        shares = np.full((3, 3), (2 + excess) / 3)
+        for i, j in ((1, 0), (2, 1), (0, 2)):
+            shares[i, j] = (1 - excess) / 3
+        result = decompose(shares)
+        assert result.realizable is realizable, excess
+        if not realizable:
+            assert result.certificate is not None
+            check_refutation(result.certificate, shares)
+
+
+def test_pairs_without_votes_are_unconstrained() -> None:
+    shares = np.full((4, 4), np.nan)
+    for i in range(3):
+        shares[i, i + 1] = 1.0
+    result = decompose(shares)
+    assert result.realizable is True
+    assert result.rankings == ((0, 1, 2, 3),)
+    shares[3, 0] = 1.0  # closes a cycle of four without any triple
+    assert violated_cycle(shares) is None
+    result = decompose(shares)
+    assert result.realizable is False
+    assert result.distance == pytest.approx(1 / 16)
+    assert result.certificate is not None
+    assert (result.certificate.pairs, result.certificate.bound) == (((0, 1), (1, 2), (2, 3), (3, 0)), 3.0)
+    check_refutation(result.certificate, shares)
+
+
+# --- above the exact limit --------------------------------------------------------------------------------------------
+
+
+def test_above_the_exact_limit_a_decomposition_proves_realizability() -> None:
+    rng = np.random.default_rng(3)
+    people = [tuple(rng.permutation(EXACT_UP_TO + 1).tolist()) for _ in range(200)]
+    shares = pair_by_pair(people, np.full(200, 1 / 200))
+    result = decompose(shares)
+    assert (result.exact, result.realizable) == (False, True)
+    assert result.residual <= 1e-9
+    check_ensemble(result, shares)
+
+
+def test_above_the_exact_limit_a_cycle_refutes_and_bounds_the_distance() -> None:
+    m = EXACT_UP_TO + 1
+    shares = np.full((m, m), 0.5)
+    for i, j in ((4, 7), (7, 9), (9, 4)):
+        shares[i, j], shares[j, i] = 1.0, 0.0
+    result = decompose(shares)
+    assert (result.exact, result.realizable) == (False, False)
+    assert result.certificate is not None
+    assert set(result.certificate.pairs) == {(4, 7), (7, 9), (9, 4)}
+    # the nearest point lowers each of the three shares by 1/3 and keeps the others
+    assert result.distance_at_least == pytest.approx(3 / 9 / math.comb(m, 2))
+    assert result.distance_at_least <= result.distance
+
+
+def test_above_the_exact_limit_a_small_fence_refutes() -> None:
+    m = EXACT_UP_TO + 2
+    shares = np.full((m, m), 0.5)
+    shares[2:8, 2:8] = fence()
+    result = decompose(shares)
+    assert (result.exact, result.realizable) == (False, False)
+    assert result.certificate is not None
+    check_refutation(
+        dataclasses.replace(result.certificate, pairs=tuple((i - 2, j - 2) for i, j in result.certificate.pairs)),
+        fence(),
+    )
+    assert result.distance_at_least == pytest.approx(9 * (0.5 / 9) ** 2 / math.comb(m, 2))
+    assert result.distance_at_least <= result.distance
+
+
+def test_above_the_exact_limit_a_tournament_without_a_proof_stays_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realizability, "EXACT_UP_TO", 5)
+    result = decompose(fence())
+    assert (result.exact, result.realizable, result.certificate) == (False, None, None)
+    assert result.distance_at_least == 0.0
+    assert result.distance > 0
+
+
+# --- shares near one half, and arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ([[0.5]], "2 to 50"),
+        ([[0.5, 0.5]], "square"),
+        (np.full((51, 51), 0.5), "2 to 50"),
+        ([[0.5, 1.5], [-0.5, 0.5]], "between 0 and 1"),
+        ([[0.5, 0.7], [0.7, 0.5]], "sum to 1"),
+        (np.full((3, 3), np.nan), "at least one pair"),
+    ],
+)
+def test_invalid_shares_are_refused(shares: npt.ArrayLike, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        decompose(shares)

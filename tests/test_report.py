@@ -22,6 +22,7 @@ from town_raters import town_raters, town_representation
 
 from pluralign import PreferenceSet, RewardEnsemble, town_hall
 from pluralign.core.errors import UsageError
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, LeftOut
@@ -400,7 +401,7 @@ def test_the_command_reads_the_saved_figures(town_folder: Path, tmp_path: Path, 
     copy = shutil.copytree(town_folder, tmp_path / "ensemble")
     save_representation(represented, copy)
     written = run("report", copy, "-o", tmp_path / "report.html", "--json")
-    assert json.loads(written.stdout)["study"]["representation"] == represented.to_json()
+    assert json.loads(written.stdout)["study"]["representation"] == to_json(represented)
     assert "How well individuals are represented" in (tmp_path / "report.html").read_text()
 
 
@@ -416,7 +417,7 @@ def measured(ensemble: RewardEnsemble, held_out: HeldOutVotes, represented: Repr
 
 def test_the_page_shows_every_score(tab: Tab, measured: str, represented: Representation) -> None:
     rows = page_data(measured)["representation"]["rows"]
-    assert rows == represented.to_json()["rows"]
+    assert rows == to_json(represented)["rows"]
     opened = tab.open(measured + "#calibration")
     opened.wait_for_selector(".individuals svg")
     accuracy, log_loss = opened.query_selector_all(".individuals table")

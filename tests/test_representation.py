@@ -16,11 +16,12 @@ from pluralign import DataError, RewardEnsemble, UsageError, evaluate, town_hall
 from pluralign.ensemble.folder import REPRESENTATION_FILE
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.record import hash_prompts
+from pluralign.learning.pairs import Differences
 from pluralign.measuring.individuals import (
     ALL,
     MIN_RATERS,
     MIN_VOTES,
-    Predictors,
+    PairPredictions,
     Representation,
     chosen_variances,
     load_representation,
@@ -40,7 +41,7 @@ WEIGHTS = np.array([0.5, 0.3, 0.2])
 PEOPLE = ChoiceModel(people=0.9, spread=0.0)
 
 
-def known_raters(seed: int = 0) -> tuple[Predictors, RaterVotes]:
+def known_raters(seed: int = 0) -> tuple[PairPredictions, RaterVotes]:
     """Return raters who each vote on every pair as one of three members does."""
     random = np.random.default_rng(seed)
     n = N_PROMPTS * PER_PROMPT
@@ -59,15 +60,13 @@ def known_raters(seed: int = 0) -> tuple[Predictors, RaterVotes]:
     inputs = np.zeros((len(items.prompt_index), K))
     inputs[items.a] = difference
     sharp = 1 / (1 + np.exp(-difference / 0.05))
-    predictors = Predictors(
+    predictors = PairPredictions(
         vote=sharp,
         chance=person_chances(difference, None, WEIGHTS, 0.05, 0.0, PEOPLE),
         prior=PEOPLE.prior(WEIGHTS),
         weights=WEIGHTS,
         soft_bt=preferences.prob_a,
-        inputs=inputs,
-        a=items.a,
-        b=items.b,
+        pairs=Differences(inputs, items.a, items.b),
     )
     return predictors, RaterVotes(preferences, pair, rater, chose_a.ravel())
 
@@ -305,13 +304,6 @@ def test_evaluate_measures_and_saves_representation(
     shown = run(*words).stdout
     assert "How well individuals are represented" in shown
     assert "secret" not in shown
-
-
-def test_raters_need_an_ensemble(write_jsonl: WriteLines, votes: RaterVotes) -> None:
-    data = str(write_jsonl(records(votes)))
-    refused = run("evaluate", data, data, "--raters", "worker")
-    assert refused.returncode == 2
-    assert "--raters needs an ensemble folder" in refused.stderr
 
 
 def test_the_counted_votes_must_be_those_of_the_raters(ensemble: RewardEnsemble, votes: RaterVotes) -> None:

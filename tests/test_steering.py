@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from served import Writer
 
-from pluralign import PreferenceSet, answer, member_profiles
+from pluralign import PreferenceSet, answer
 from pluralign.answering.request import Voters
 from pluralign.answering.steering import (
     FITTED_WITHOUT_IDS,
@@ -27,7 +27,7 @@ from pluralign.answering.steering import (
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.cards import Profile
+from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.theory.posterior import ChoiceModel
 
 MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")

@@ -30,7 +30,6 @@ def trained() -> PreferenceSet:
 
 
 def test_fit_saves_the_hashes_of_its_training_prompts(ensemble: RewardEnsemble, trained: PreferenceSet) -> None:
-    assert ensemble.trained_on is not None
     np.testing.assert_array_equal(ensemble.trained_on, hash_prompts(trained.prompts))
 
 
@@ -76,20 +75,12 @@ def test_the_training_prompts_of_every_compared_ensemble_are_left_out(ensemble: 
 
 
 def ensemble_prompts(ensemble: RewardEnsemble) -> list[int]:
-    assert ensemble.trained_on is not None
     return [int(number) for number in ensemble.trained_on]
 
 
 def load_prompts(ensemble: RewardEnsemble) -> list[str]:
     """Return the prompts of ``VOTES`` that an ensemble was not trained on."""
-    assert ensemble.trained_on is not None
     return [str(p) for p in VOTES.prompts[~are_trained(VOTES.prompts, ensemble.trained_on)]]
-
-
-def test_unknown_training_prompts_leave_nothing_out_and_the_sentence_says_so(ensemble: RewardEnsemble) -> None:
-    old = evaluate(replace(ensemble, trained_on=None), VOTES, groups=[])
-    assert (old.pairs, old.left_out.known) == (len(VOTES), False)
-    assert "Training prompts are unknown" in old.left_out.sentence
 
 
 @pytest.mark.parametrize("command", ["evaluate", "certify", "profile"])

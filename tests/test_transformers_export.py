@@ -21,12 +21,12 @@ from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import save_held_out, score_held_out
+from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing.export import keep_outputs
 from pluralign.text.classifier import model_rewards
-from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.finetuned import FinetunedFeatures, head_weights
 from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.slow
@@ -70,12 +70,17 @@ def pad_as_fit_does(folder: Path) -> Path:
     return folder
 
 
-def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int) -> RewardEnsemble:
+def save_ensemble(
+    folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int, head: Any = None
+) -> RewardEnsemble:
     """Save an ensemble of some outputs of the models in ``folder``."""
     described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
     features = FinetunedFeatures(**described, folder=folder).with_current_hashes()
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
-    ensemble = RewardEnsemble(LinearMembers(identity_map(outputs), np.eye(outputs)[:, kept]), weights, features)
+    theta = np.eye(outputs)
+    if method == "joint":
+        theta = head_weights(features).T if head is None else head
+    ensemble = RewardEnsemble(LinearMembers(identity_map(len(theta)), theta[:, kept]), weights, features)
     ensemble.save(folder)
     return ensemble
 
@@ -92,7 +97,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pad_as_fit_does(write_llama(folder / "backbone", num_labels=4))
     ensemble = save_ensemble(folder, Path("my-org/my-llama"), "joint", False, [0, 1, 2], 4)
     votes = some_votes(folder)
-    save_held_out(score_held_out(ensemble, votes), folder)
+    ensemble.save(folder, held_out_files(ensemble, score_held_out(ensemble, votes)))
     record = FitRecord(
         evaluation=evaluate(ensemble, votes, groups=[]),
         data=DataSummary(f"/secret/{NASTY}", "ab12", 100, 25, 48, 12),
@@ -179,7 +184,7 @@ def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, 
 
 def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "dir" / "backbone", base, 3, seed=1, keeps_head=False)
-    save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3)
+    save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3, np.eye(16))
     with pytest.raises(DataError, match=r"the adapter was saved without its head, score; fit again"):
         export(tmp_path / "dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,6 @@ from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
-from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.learning.measure import cross_fitted, reward_predictor
 from pluralign.measuring.evaluate import evaluate
 from pluralign.measuring.pruning import plan_pruning
@@ -31,7 +30,6 @@ from pluralign.theory.guarantees import (
     pruning_bound,
 )
 from pluralign.theory.posterior import ChoiceModel, choice_probability
-from pluralign.theory.simplex import simplex_least_squares
 from pluralign.theory.social_choice import RULES, pairwise_support
 
 SEEDS, SHARES = st.integers(0, 2**32 - 1), st.floats(0.0, 0.95)
@@ -75,16 +73,6 @@ def test_an_undecided_share_equals_r_and_minus_r_for_any_r(seed: int, u: float, 
     np.testing.assert_allclose(found["policy"], (1 / (1 + np.exp(-full / beta))) @ alpha, atol=1e-12)
 
 
-@given(SEEDS, SHARES)
-def test_it_also_equals_a_constant_reward_which_ties_on_every_pair(seed: int, u: float) -> None:
-    difference, weights, _ = random_members(seed)
-    tied = np.column_stack([difference, np.zeros(len(difference))])
-    votes = calibration.votes_from_rewards(tied, np.zeros_like(tied))
-    expected = calibration.ensemble_prob(votes, np.append((1 - u) * weights, u))
-    found = replace(some_ensemble(k=5), weights=weights, undecided=u).readings(difference)["vote"]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
 @given(SEEDS)
 def test_r_and_minus_r_disagree_with_people_half_of_the_time_on_average(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -92,19 +80,6 @@ def test_r_and_minus_r_disagree_with_people_half_of_the_time_on_average(seed: in
     phi = [np.mean(np.where(sign * r > 0, 1 - p, p)) for sign in (1, -1)]
     assert sum(phi) == pytest.approx(1.0)
     assert calibration.disagreement(np.full(30, 0.5), p) == pytest.approx(0.5)
-
-
-def test_simplex_weights_with_a_column_of_one_half_give_the_undecided_share() -> None:
-    """The best weights of {members, r, −r} have the error of the best weights of {members, ½}."""
-    difference, _, r = random_members(3, n=200)
-    random = np.random.default_rng(4)
-    p = 0.3 * 0.5 + 0.7 * votes_of(difference)[:, 0] + 0.05 * random.normal(size=200)
-    columns = np.column_stack([votes_of(difference), np.full(200, 0.5)])
-    solved = simplex_least_squares(columns, np.clip(p, 0, 1))
-    u = solved[-1]
-    assert u == pytest.approx(0.3, abs=0.05)
-    full, alpha = with_pair(difference, solved[:-1] / (1 - u), u, r)
-    np.testing.assert_allclose(votes_of(full) @ alpha, columns @ solved, atol=1e-9)
 
 
 # --- Theorem 3 on an explicit ensemble --------------------------------------------------------------------------------
@@ -183,13 +158,6 @@ def test_a_near_undecided_share_is_kept_and_scaled_like_the_members() -> None:
     assert pruning.to_json()["undecided"] == pytest.approx(pruning.ensemble.undecided)
 
 
-def test_pruning_without_an_undecided_share_is_unchanged() -> None:
-    ensemble, held_out = four_and_a_contrarian(3, 1)
-    pruning = plan_pruning(ensemble, held_out, beta=11)
-    assert pruning.removed_weight == pytest.approx(0.08)
-    assert pruning.ensemble.undecided == 0
-
-
 # --- certificates and evaluation --------------------------------------------------------------------------------------
 
 
@@ -221,20 +189,7 @@ def test_every_figure_of_an_evaluation_uses_the_undecided_share(votes: Preferenc
     assert found.levels["vote"].brier == rows[0.0]
     assert found.levels["vote"].absolute_error == pytest.approx(np.mean(np.abs(hard - votes.prob_a)))
     assert found.baselines["constant_half"].absolute_error == pytest.approx(np.mean(np.abs(0.5 - votes.prob_a)))
-    assert found.to_json()["undecided"] == 0.4
-
-
-def test_the_reference_policy_does_not_move_the_undecided_share(votes: PreferenceSet) -> None:
-    ratio = np.linspace(-3, 3, len(votes))
-    columns = {"logprob_a": ratio, "logprob_b": np.zeros(len(votes))}
-    referred = replace(votes, columns={**votes.columns, **columns})
-    ensemble = replace(some_ensemble(), undecided=0.4)
-    found = evaluate(ensemble, referred, groups=[], reference="data")
-    difference = np.subtract(*ensemble.pair_rewards(votes))
-    policy = 0.2 + 0.6 * (1 / (1 + np.exp(-(difference / 10 + ratio[:, None])))) @ ensemble.weights
-    assert found.policy is not None
-    row = next(row for row in found.policy.rows if row.beta == 10.0)
-    assert row.brier_reference == pytest.approx(np.mean((policy - votes.prob_a) ** 2))
+    assert found.undecided == 0.4
 
 
 def test_rewards_trained_elsewhere_may_have_an_undecided_share(votes: PreferenceSet) -> None:
@@ -246,14 +201,6 @@ def test_rewards_trained_elsewhere_may_have_an_undecided_share(votes: Preference
     np.testing.assert_array_equal(found.readings["tempered"], shares)
     assert shares.min() >= 0.25
     assert shares.max() <= 0.75
-
-
-def test_the_first_stages_have_the_undecided_share_of_their_size() -> None:
-    rows = [HistoryRow(k, 0.1, 0.1, 0.1, [1 / k] * k, undecided=0.1 * k) for k in (1, 2, 3)]
-    ensemble = replace(some_ensemble(), undecided=0.3, record=FitRecord(method="stagewise", history=rows))
-    assert [ensemble.first(k).undecided for k in (1, 2, 3)] == [row.undecided for row in rows]
-    assert ensemble.take([0], [1.0]).undecided == 0.3
-    assert "undecided 0.30" in repr(ensemble)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """Views on cards: phrases and positions come from one half of the prompts and must survive on the other half."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from benchmark_modules import benchmark
 
-from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring import views as module
-from pluralign.measuring.leans import find_contrasts
+from pluralign.measuring.leans import SignedVotes
 from pluralign.measuring.views import (
     Views,
     excerpt,
@@ -31,19 +31,15 @@ def town() -> TownHall:
 
 
 @functools.cache
-def length() -> FloatArray:
-    return find_contrasts(HeldOutVotes(town().preferences, np.zeros((len(town().features), 1)))).length
-
-
-def of_camps() -> HeldOutVotes:
+def of_camps() -> SignedVotes:
     """Return votes with the rewards of the six camps."""
     means = np.array([of_camps for of_camps, _ in TASTES.values()])
-    return HeldOutVotes(town().preferences, town().features @ means)
+    return SignedVotes.of(HeldOutVotes(town().preferences, town().features @ means), WEIGHTS)
 
 
 @functools.cache
 def camp_views() -> dict[str, Views]:
-    return dict(zip(CAMP_SHARES, find_views(of_camps(), WEIGHTS, length()), strict=True))
+    return dict(zip(CAMP_SHARES, find_views(of_camps()), strict=True))
 
 
 def phrases_on(views: Views, side: str) -> set[str]:
@@ -69,30 +65,23 @@ def test_a_card_names_what_its_camp_wants(camp: str, wants: set[str], rejects: s
 
 def test_members_that_vote_at_random_have_no_views() -> None:
     random = np.random.default_rng(0)
-    found = [
-        view
-        for _ in range(4)
-        for views in find_views(
-            HeldOutVotes(town().preferences, random.standard_normal((len(town().features), 4))),
-            np.full(4, 0.25),
-            length(),
-        )
-        for view in (*views.phrases, *views.positions)
-    ]
-    assert found == []
+    for _ in range(4):
+        rewards, weights = random.standard_normal((len(town().features), 4)), np.full(4, 0.25)
+        found = find_views(replace(of_camps(), held_out=HeldOutVotes(town().preferences, rewards), weights=weights))
+        assert not any(views.phrases or views.positions for views in found)
 
 
 def test_proposals_are_tested_on_prompts_that_did_not_propose_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[int], set[int]]] = []
     prompts = town().preferences.prompt_index
-    propose = module._propose_positions
+    propose = module._propose
 
-    def recorded(data, proposing, testing, topic):  # type: ignore[no-untyped-def]
+    def recorded(votes, table, proposing, testing, topic):  # type: ignore[no-untyped-def]
         seen.append((set(prompts[proposing].tolist()), set(prompts[testing].tolist())))
-        return propose(data, proposing, testing, topic)
+        return propose(votes, table, proposing, testing, topic)
 
-    monkeypatch.setattr(module, "_propose_positions", recorded)
-    find_views(of_camps(), WEIGHTS, length())
+    monkeypatch.setattr(module, "_propose", recorded)
+    find_views(of_camps())
     assert seen
     assert not any(proposing & testing for proposing, testing in seen)
 
@@ -111,7 +100,7 @@ def test_figures_of_a_view_come_from_the_testing_half() -> None:
             assert view.low < view.lean.relative < view.high
             assert sign * view.lean.own > 0
             assert 20 <= view.prompts <= view.lean.pairs
-            member = np.sign(of_camps().difference[:, camp])
+            member = np.sign(of_camps().held_out.difference[:, camp])
             shares = [float((x * member)[of].mean()) for of in rows]
             assert min(abs(share - view.lean.own) for share in shares) < 0.2  # without the control for length
 
@@ -151,12 +140,12 @@ def test_a_long_sentence_is_cut_around_the_phrase() -> None:
 
 
 def test_few_prompts_give_no_views_and_no_phrases_are_proposed() -> None:
-    some = of_camps()[town().preferences.prompt_index < 30]
-    assert find_views(some, WEIGHTS, find_contrasts(some).length) == [Views()] * 6
+    some = of_camps().held_out[town().preferences.prompt_index < 30]
+    assert find_views(SignedVotes.of(some, WEIGHTS)) == [Views()] * 6
 
 
 def test_material_for_descriptions_names_the_camp() -> None:
-    prefers, rejects = telling_phrases(of_camps(), WEIGHTS, length())[0]
+    prefers, rejects = telling_phrases(of_camps())[0]
     assert set(prefers) & {"nature", "clean", "climate", "planet", "birds", "wildlife"}
     assert not set(prefers) & set(rejects)
 

@@ -97,7 +97,6 @@ def test_few_prompts_are_undefined_and_say_why() -> None:
     assert enough.evidence
     assert one is not None
     assert (one.evidence, one.reading) == (None, "vote")
-    assert one.to_json()["difference"]["low"] is None
 
 
 def test_without_a_single_reward_there_is_no_test() -> None:

@@ -16,7 +16,6 @@ from pluralign import RewardEnsemble, town_hall
 from pluralign.ensemble.folder import ENSEMBLE_FILE, sealed
 from pluralign.measuring.individuals import load_representation, save_representation
 
-DATA = Path(__file__).parent.parent / "data"
 LINE = json.dumps({"prompt": "Tea?", "response": "Yes.", "response_a": "Yes.", "response_b": "No, thank you."})
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-320, 1e308, 10**400, float("nan"), float("inf")),
@@ -32,11 +31,11 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(town_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    new = tmp_path_factory.mktemp("saved") / "new"
-    shutil.copytree(town_folder, new)
-    save_representation(town_representation(RewardEnsemble.load(new), town_raters()), new)
-    return {"new": new, "0.1": DATA / "ensemble-0.1", "0.1 pruned": DATA / "pruned-0.1"}
+def saved(town_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "ensemble"
+    shutil.copytree(town_folder, folder)
+    save_representation(town_representation(RewardEnsemble.load(folder), town_raters()), folder)
+    return folder
 
 
 def commands(folder: Path, votes: Path, output: Path) -> dict[str, list[str | Path]]:
@@ -83,6 +82,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str:
     """Replace or remove one value of a JSON file; with ``reseal`` its hash is right all the same."""
     value = json.loads(path.read_bytes())
+    before = json.dumps(value)
     chosen = list(places(value))[int(random.integers(len(list(places(value)))))]
     if len(chosen) > 1 and random.random() < 0.3:  # long parts hide the short ones
         chosen = chosen[: int(random.integers(1, len(chosen)))]
@@ -94,6 +94,8 @@ def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str
         del inside[chosen[-1]]
     else:
         inside[chosen[-1]] = new
+    if json.dumps(value) == before:
+        return ""
     if reseal:
         value.pop("sha256", None)
         value = sealed(value)
@@ -102,13 +104,9 @@ def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str
 
 
 @pytest.mark.parametrize("case", cases())
-def test_a_damaged_ensemble_is_used_as_a_whole_or_refused(
-    case: int, folders: dict[str, Path], votes: Path, tmp_path: Path
-) -> None:
-    random = random_of(case, "saved")
-    version = str(random.choice(["new", "new", "0.1", "0.1 pruned"]))
-    folder = tmp_path / "ensemble"
-    shutil.copytree(folders[version], folder)
+def test_a_damaged_ensemble_is_used_as_a_whole_or_refused(case: int, saved: Path, votes: Path, tmp_path: Path) -> None:
+    random, folder = random_of(case, "saved"), tmp_path / "ensemble"
+    shutil.copytree(saved, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     path = sorted(folder.iterdir())[int(random.integers(len(before)))]
     kind = str(random.choice(["bytes", "json", "resealed"])) if path.suffix == ".json" else "bytes"
@@ -117,15 +115,14 @@ def test_a_damaged_ensemble_is_used_as_a_whole_or_refused(
     names = sorted(name for name in known if name != "report" or case % 10 == 0)
     for name in [names[i] for i in random.permutation(len(names))[:2]]:
         done = run(*known[name], "--json", stdin=LINE)
-        keeps_contract(done, (version, what))
+        keeps_contract(done, what)
         essential = path.name == ENSEMBLE_FILE or path.name.startswith("ensemble-")
-        if version == "new" and essential and kind != "resealed" and what:
+        if essential and kind != "resealed" and what:
             assert done.returncode == 2, (what, done.stdout)
 
 
-def test_an_undamaged_folder_is_used_by_every_command(folders: dict[str, Path], votes: Path, tmp_path: Path) -> None:
-    assert load_representation(folders["new"]) is not None
-    for version, folder in folders.items():
-        for name, command in commands(folder, votes, tmp_path / version).items():
-            done = run(*command, "--json", stdin=LINE)
-            assert done.returncode == 0, (version, name, done.stderr)
+def test_an_undamaged_folder_is_used_by_every_command(saved: Path, votes: Path, tmp_path: Path) -> None:
+    assert load_representation(saved) is not None
+    for name, command in commands(saved, votes, tmp_path).items():
+        done = run(*command, "--json", stdin=LINE)
+        assert done.returncode == 0, (name, done.stderr)

@@ -5,7 +5,7 @@ import functools
 import inspect as introspection
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -111,7 +111,7 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        flags = {config: list(_parameters(config)) for config in configs}
+        flags = {config: [_as_parameter(config, field) for field in dataclasses.fields(config)] for config in configs}
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
@@ -131,13 +131,6 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
         return run
 
     return decorate
-
-
-def _parameters(config: type) -> Iterator[introspection.Parameter]:
-    """Yield the parameters for the fields of a dataclass that are options of the command line."""
-    for field in dataclasses.fields(config):
-        if field.metadata.get("command_line", True):
-            yield _as_parameter(config, field)
 
 
 _hints = functools.cache(get_type_hints)

@@ -1,7 +1,7 @@
 """``RewardEnsemble``: k reward models, their weights, and the two readings of their votes.
 
 An ensemble is a value: fitting and pruning return new ones. Its files are in ``folder``, and how it is learned is in
-``fitting``.
+``learning``.
 """
 
 import os
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray, Vectors
@@ -21,6 +20,7 @@ from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import locked
 from pluralign.core.hub import HUB_ID, hub_folder
+from pluralign.core.json_values import from_json
 from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.folder import (
@@ -28,13 +28,14 @@ from pluralign.ensemble.folder import (
     REMEDY,
     read_consistently,
     read_file,
+    readable,
     remove_unused,
     used_names,
     write_description,
     write_file,
 )
 from pluralign.ensemble.members import LinearMembers
-from pluralign.ensemble.record import FitRecord, PromptHashes
+from pluralign.ensemble.record import NO_PROMPTS, FitRecord, PromptHashes
 from pluralign.text.encoders import Encoder, encode
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import KIND, FinetunedFeatures
@@ -48,79 +49,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- A member as a reward function for trainers such as TRL's ``GRPOTrainer``.
-
-
 RewardFunc: TypeAlias = Callable[..., list[Any]]
 """Takes prompts and completions, returns one number each. ``list[float]`` is not a ``list[float | None]``, TRL's type.
 """
-
-
-def member_reward_func(ensemble: "RewardEnsemble", member: int | None) -> RewardFunc:
-    """Return one member as a reward function: see ``RewardEnsemble.as_reward_func``."""
-    last = ensemble.k - 1
-    if member is None:
-        raise UsageError(
-            f"as_reward_func needs one member, 0 to {last}: members have different scales, so their rewards cannot be "
-            "averaged. Train one policy per member."
-        )
-    if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member <= last:
-        raise UsageError(f"member must be 0 to {last}, not {member!r}.")
-    score = ensemble.scorer()
-
-    def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
-        """Return the reward of each completion."""
-        items = [trainer_item(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        keys = [text_key(*item) for item in items]
-        distinct = dict(zip(keys, items, strict=True))
-        if not distinct:
-            return []
-        rewards = dict(zip(distinct, score(list(distinct.values()))[:, member].tolist(), strict=True))
-        return [rewards[key] for key in keys]
-
-    reward.__name__ = f"member_{member}"
-    return reward
-
-
-def trainer_item(prompt: Any, completion: Any) -> Item:
-    """Return a prompt and its response from the columns of a trainer: texts, or lists of messages.
-
-    A chat of one user message counts as a text. If a completion has several messages, the last one is the response.
-
-    Example:
-        >>> trainer_item([{"role": "user", "content": "Tea?"}], [{"role": "assistant", "content": "Yes."}])
-        ('Tea?', 'Yes.')
-    """
-    turns = () if isinstance(prompt, str) else _turns(prompt, "a prompt")
-    response = completion
-    if not isinstance(completion, str):
-        *between, last = _turns(completion, "a completion")
-        turns, response = (*turns, *between), last.content
-    asked: PromptLike = turns or prompt
-    return (turns[0].content if Prompt(asked).is_one_question else asked), response
-
-
-def _turns(messages: Any, name: str) -> tuple[Message, ...]:
-    try:
-        turns = tuple(Message(str(turn["role"]), _content(turn["content"])) for turn in messages)
-    except (TypeError, KeyError):
-        turns = ()
-    if not turns:
-        raise UsageError(f"{name} must be a text or a list of messages with role and text content, not {messages!r}.")
-    return turns
-
-
-def _content(content: Any) -> str:
-    """Return the text of a message, whose content may be a list of text parts."""
-    if content is None:  # of a message that only calls a tool
-        return ""
-    if isinstance(content, str):
-        return content
-    if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
-        raise TypeError
-    return "".join(str(part["text"]) for part in content)
-
-
 ARRAYS_FILE = "ensemble.safetensors"
 AVERAGE = "soft_bt"
 """The baseline whose reward stands for a person who follows no member."""
@@ -144,8 +75,8 @@ class RewardEnsemble:
     """The record of the fit: method, options, versions, data, history and held-out figures."""
     baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
     """Arrays of the baselines fitted with it, by name. ``record`` has their formulas."""
-    trained_on: PromptHashes | None = None
-    """Sorted hashes of the training prompts. None if unknown: ensembles of version 0.1, or built by hand."""
+    trained_on: PromptHashes = field(default_factory=lambda: NO_PROMPTS)
+    """Sorted hashes of the training prompts."""
     choice_model: ChoiceModel = field(default_factory=ChoiceModel)
     """What the choices of a person say about the person; for steering and for the prediction of individuals."""
 
@@ -180,9 +111,7 @@ class RewardEnsemble:
             progress: called with the texts encoded and the total.
         """
         texts = as_items(items)
-        if not texts:
-            return np.empty((0, self.k))
-        return np.asarray(self.members.rewards(self.features(texts, progress)), dtype=np.float64)
+        return self.members.rewards(self.features(texts, progress)) if texts else np.empty((0, self.k))
 
     @property
     def average_theta(self) -> FloatArray | None:
@@ -214,11 +143,8 @@ class RewardEnsemble:
 
         With ``average`` it is like ``rewards_and_average``.
         """
-        if isinstance(self.features, FinetunedFeatures):
-            encoders: list[Encoder | None] = [*self.features.parts()]
-            surface = False
-        else:
-            encoders, surface = [self.features.load_checked()], self.features.surface
+        own, surface = self.features, self.features.surface
+        encoders: list[Encoder | None] = [own.load_checked()] if isinstance(own, TextFeatures) else [*own.parts()]
         theta = self._theta_and_average if average else self.members.theta
 
         def rewards(items: ItemsLike) -> FloatArray:
@@ -237,7 +163,28 @@ class RewardEnsemble:
         Args:
             member: number of the member. It is required: members have different scales, and each stands for one view.
         """
-        return member_reward_func(self, member)
+        last = self.k - 1
+        if member is None:
+            raise UsageError(
+                f"as_reward_func needs one member, 0 to {last}: members have different scales, so their rewards cannot "
+                "be averaged. Train one policy per member."
+            )
+        if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member <= last:
+            raise UsageError(f"member must be 0 to {last}, not {member!r}.")
+        score = self.scorer()
+
+        def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+            """Return the reward of each completion."""
+            items = [trainer_item(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+            keys = [text_key(*item) for item in items]
+            distinct = dict(zip(keys, items, strict=True))
+            if not distinct:
+                return []
+            rewards = dict(zip(distinct, score(list(distinct.values()))[:, member].tolist(), strict=True))
+            return [rewards[key] for key in keys]
+
+        reward.__name__ = f"member_{member}"
+        return reward
 
     def pair_rewards(self, pairs: VotesLike, progress: Progress | None = None) -> tuple[FloatArray, FloatArray]:
         """Return the rewards of both responses of each pair, each ``(n_pairs, k)``. Each text is encoded once.
@@ -352,12 +299,10 @@ class RewardEnsemble:
             files: contents of other files that belong to it, by name, such as its held-out votes.
         """
         folder = Path(folder)
-        arrays: dict[str, npt.NDArray[Any]]
-        arrays = {f"members/{name}": array for name, array in self.members.arrays().items()}
+        arrays: dict[str, npt.NDArray[Any]] = {TRAINING_PROMPTS: self.trained_on}
+        arrays |= {f"members/{name}": array for name, array in self.members.arrays().items()}
         for name, baseline in self.baselines.items():
             arrays |= {f"baselines/{name}/{part}": array for part, array in baseline.items()}
-        if self.trained_on is not None:
-            arrays[TRAINING_PROMPTS] = self.trained_on
         if problem := self._problem():
             raise DataError(f"an ensemble cannot be saved: {problem}")
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
@@ -389,11 +334,10 @@ class RewardEnsemble:
 
     @classmethod
     def _read(cls, folder: Path, description: Mapping[str, Any]) -> "RewardEnsemble":
-        data, file = read_file(folder, description["arrays"]), str(folder / description["arrays"]["file"])
-        try:
+        data, path = read_file(folder, description["arrays"]), folder / ENSEMBLE_FILE
+        file = folder / description["arrays"]["file"]
+        with readable(file):
             arrays = safetensors.numpy.load(data)
-        except (safetensors.SafetensorError, KeyError, ValueError):
-            raise DataError("it is damaged", file=file, remedy=REMEDY) from None
         baselines: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in arrays.items():
             kind, _, rest = name.partition("/")
@@ -401,34 +345,38 @@ class RewardEnsemble:
                 baseline, _, part = rest.partition("/")
                 baselines.setdefault(baseline, {})[part] = array
         own = {name.removeprefix("members/"): array for name, array in arrays.items() if name.startswith("members/")}
-        try:
-            members = LinearMembers.from_arrays(own)
-        except (KeyError, TypeError, ValueError):
-            raise DataError("it does not hold members", file=file, remedy=REMEDY) from None
+        with readable(file, "it does not hold members"):
+            members, trained_on = LinearMembers.from_arrays(own), arrays[TRAINING_PROMPTS]
+        described = description["features"]
+        with readable(path, "its description of the features cannot be read"):
+            kind_of = FinetunedFeatures if described.get("kind") == KIND else TextFeatures
+            features = kind_of.from_json(described, folder)
+        with readable(path, "its choice model cannot be read"):
+            choice_model = from_json(ChoiceModel, description["choice_model"])
         ensemble = cls(
             members=members,
             weights=np.array(description["weights"], dtype=np.float64),
-            features=_read_features(folder, description["features"]),
+            features=features,
             temperature=float(description["temperature"]),
-            undecided=float(description.get("undecided", 0.0)),
+            undecided=float(description["undecided"]),
             record=read_record(folder, description),
             baselines=baselines,
-            trained_on=arrays.get(TRAINING_PROMPTS),
-            choice_model=_read_choice_model(folder, description.get("choice_model", {})),
+            trained_on=trained_on,
+            choice_model=choice_model,
         )
         if problem := ensemble._problem():
-            raise DataError(problem, file=file, remedy=REMEDY)
+            raise DataError(problem, file=str(file), remedy=REMEDY)
         return ensemble
 
     def _problem(self) -> str | None:
         """Return what is wrong with the arrays, None if nothing is."""
-        if problem := self.members.problem():
+        if problem := self.members.problem() or self.choice_model.problem():
             return problem
         if self.members.n_members != len(self.weights):
             return f"it has {self.members.n_members} members and {len(self.weights)} weights"
         if not all(np.isfinite(array).all() for parts in self.baselines.values() for array in parts.values()):
             return "arrays of baselines must be finite"
-        if self.trained_on is not None and (self.trained_on.ndim != 1 or self.trained_on.dtype != np.uint64):
+        if self.trained_on.ndim != 1 or self.trained_on.dtype != np.uint64:
             return f"{TRAINING_PROMPTS} must be a list of 64-bit hashes"
         return None
 
@@ -444,23 +392,8 @@ def ensemble_folder(name: str | os.PathLike[str], revision: str | None = None) -
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> FitRecord:
     """Return the record of the fit in the JSON of an ensemble."""
-    try:
+    with readable(folder / ENSEMBLE_FILE, "its record of the fit cannot be read"):
         return FitRecord.from_json(description["facts"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        file = str(folder / ENSEMBLE_FILE)
-        raise DataError("its record of the fit cannot be read", file=file, remedy=REMEDY) from None
-
-
-def _read_choice_model(folder: Path, described: Mapping[str, Any]) -> ChoiceModel:
-    """Return the choice model in the JSON of an ensemble; the default one for ensembles saved before it existed."""
-    defaults = asdict(ChoiceModel())
-    try:
-        model = ChoiceModel(**{name: type(one)(described[name]) for name, one in defaults.items() if name in described})
-    except (AttributeError, TypeError, ValueError):
-        raise DataError("its choice model cannot be read", file=str(folder / ENSEMBLE_FILE), remedy=REMEDY) from None
-    if problem := model.problem():
-        raise DataError(problem, file=str(folder / ENSEMBLE_FILE), remedy=REMEDY)
-    return model
 
 
 def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:
@@ -472,11 +405,43 @@ def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnse
     raise UsageError(f"the first argument must be an ensemble or its folder, not a {type(ensemble).__name__}.")
 
 
-def _read_features(folder: Path, described: Mapping[str, Any]) -> TextFeatures | FinetunedFeatures:
+# --- Prompts and completions of trainers such as TRL's ``GRPOTrainer``.
+
+
+def trainer_item(prompt: Any, completion: Any) -> Item:
+    """Return a prompt and its response from the columns of a trainer: texts, or lists of messages.
+
+    A chat of one user message counts as a text. If a completion has several messages, the last one is the response.
+
+    Example:
+        >>> trainer_item([{"role": "user", "content": "Tea?"}], [{"role": "assistant", "content": "Yes."}])
+        ('Tea?', 'Yes.')
+    """
+    turns = () if isinstance(prompt, str) else _turns(prompt, "a prompt")
+    response = completion
+    if not isinstance(completion, str):
+        *between, last = _turns(completion, "a completion")
+        turns, response = (*turns, *between), last.content
+    asked: PromptLike = turns or prompt
+    return (turns[0].content if Prompt(asked).is_one_question else asked), response
+
+
+def _turns(messages: Any, name: str) -> tuple[Message, ...]:
     try:
-        if described.get("kind") == KIND:
-            return FinetunedFeatures.from_json(described, folder)
-        return TextFeatures.from_json(described, folder)
-    except (KeyError, TypeError, ValueError):
-        file = str(folder / ENSEMBLE_FILE)
-        raise DataError("its description of the features cannot be read", file=file, remedy=REMEDY) from None
+        turns = tuple(Message(str(turn["role"]), _content(turn["content"])) for turn in messages)
+    except (TypeError, KeyError):
+        turns = ()
+    if not turns:
+        raise UsageError(f"{name} must be a text or a list of messages with role and text content, not {messages!r}.")
+    return turns
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, whose content may be a list of text parts."""
+    if content is None:  # of a message that only calls a tool
+        return ""
+    if isinstance(content, str):
+        return content
+    if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
+        raise TypeError
+    return "".join(str(part["text"]) for part in content)

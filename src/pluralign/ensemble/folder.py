@@ -10,9 +10,12 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+from safetensors import SafetensorError
 
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
@@ -25,11 +28,9 @@ REPRESENTATION_FILE = "representation.json"
 DESCRIPTIONS_FILE = "descriptions.json"
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 FORMAT = "pluralign-ensemble"
-FORMAT_VERSION = 3
-"""Version 2 added ``undecided``; version 3 ``files`` and ``sha256``, so that every file and the JSON have a hash."""
+FORMAT_VERSION = 4
 REMEDY = "copy the folder again, or fit again"
-PARTS = ("format_version", "arrays", "features", "weights", "temperature", "facts")
-"""What every version has."""
+PARTS = ("arrays", "files", "features", "weights", "temperature", "undecided", "choice_model", "facts")
 _OWN_FILES = re.compile(r"(ensemble|held_out)-[0-9a-f]{16}\.(safetensors|parquet)")
 _OWN_FOLDERS = re.compile(rf"({BACKBONE_FOLDER}|{ENCODER_FOLDER})-[0-9a-f]{{16}}")
 
@@ -105,10 +106,9 @@ def used_names(folder: Path) -> set[str]:
     if not (folder / ENSEMBLE_FILE).exists():
         return set()
     description = read_description(folder)
-    names = {entry["file"] for entry in (description["arrays"], *description.get("files", {}).values())}
-    names |= {name for name in (VOTES_FILE, REWARDS_FILE) if description["format_version"] < 3}
+    names = {entry["file"] for entry in (description["arrays"], *description["files"].values())}
     if description["features"].get("kind") == KIND:
-        names.add(description["features"].get("models", BACKBONE_FOLDER))
+        names.add(description["features"]["models"])
     if description["features"].get("own"):
         names.add(description["features"]["encoder"])
     added = (folder / name for name in (REPRESENTATION_FILE, DESCRIPTIONS_FILE))
@@ -147,14 +147,24 @@ def description_hash(description: Mapping[str, Any]) -> str:
 
     That is the encoder, members, weights, temperature, undecided share and choice model.
     """
-    parts = [description[name] for name in ("weights", "temperature")]
-    parts += [description.get(name) for name in ("undecided", "choice_model")]
+    parts = [description[name] for name in ("weights", "temperature", "undecided", "choice_model")]
     parts.append(description["features"].get("identity"))
     text = json.dumps((description["arrays"]["sha256"], *parts))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def readable(path: Path, problem: str = "it is damaged", remedy: str = REMEDY) -> Iterator[None]:
+    """Raise DataError for the errors of parsers and constructors that read a file inside the block."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (SafetensorError, AttributeError, LookupError, NotImplementedError, OSError, TypeError, ValueError):
+        raise DataError(problem, file=str(path), remedy=remedy) from None
 
 
 def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> Value:
@@ -188,15 +198,14 @@ def load_beside(folder: Path, name: str, kind: type[Value], remedy: str) -> Valu
     path = folder / name
     if not path.is_file():
         return None
-    try:
+    about = description_hash(read_description(folder))
+    with readable(path, "it cannot be read", remedy):
         value = parse_json(path.read_bytes())
-        if value["ensemble"] != description_hash(read_description(folder)):
+        if value["ensemble"] != about:
             return None
-        if "sha256" in value and not is_intact(value):
+        if not is_intact(value):
             raise ValueError("its hash differs")
         return from_json(kind, value)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError("it cannot be read", file=str(path), remedy=remedy) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -217,33 +226,25 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise DataError(
             "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
         )
-    version = description.get("format_version", 0)
-    if _is_number(version) and version > FORMAT_VERSION:
-        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    if description.get("format_version") != FORMAT_VERSION:
+        version = f"its format_version is {description.get('format_version')!r:.20}, not {FORMAT_VERSION}"
+        raise DataError(version, file=str(path), remedy="use the version of pluralign that wrote it, or fit again")
     if problem := problem_of(description):
         raise DataError(problem, file=str(path), remedy=REMEDY)
-    if (version >= 3 or "sha256" in description) and not is_intact(description):
+    if not is_intact(description):
         raise DataError("it was changed after saving: its hash differs", file=str(path), remedy=REMEDY)
     return description
 
 
 def read_file(folder: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the contents of a file that ``ensemble.json`` names, after checking its hash if there is one."""
+    """Return the contents of a file that ``ensemble.json`` names, after checking its hash."""
     path = folder / Path(entry["file"]).name
     if not path.is_file():
         raise DataError(f"{path.name} is missing", file=str(folder), remedy="copy the whole folder again")
     data = path.read_bytes()
-    if entry["sha256"] is not None and hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise DataError(f"{path.name} was changed after saving: its hash differs", file=str(folder), remedy=REMEDY)
     return data
-
-
-def find_file(folder: Path, description: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Return the entry of a file that was saved with an ensemble, None if it was not. Old versions stored no hash."""
-    if description["format_version"] < 3:
-        return {"file": name, "sha256": None} if (folder / name).is_file() else None
-    entry: Mapping[str, Any] | None = description["files"].get(name)
-    return entry
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------
@@ -251,14 +252,11 @@ def find_file(folder: Path, description: Mapping[str, Any], name: str) -> Mappin
 
 def problem_of(description: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the values of a description, None if nothing is."""
-    version = description.get("format_version")
     if missing := [name for name in PARTS if name not in description]:
         return f"it lacks {', '.join(missing)}"
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        return "format_version must be a whole number above 0"
     if not _is_entry(description["arrays"]):
         return "arrays must name a file and its hash"
-    files = description.get("files", {} if version < 3 else None)
+    files = description["files"]
     if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
         return "files must be an object of files with their hashes"
     if not isinstance(description["features"], dict) or not isinstance(description["facts"], dict):
@@ -270,7 +268,7 @@ def problem_of(description: Mapping[str, Any]) -> str | None:
         return f"weights must sum to 1, not {math.fsum(weights):g}"
     if not (_is_number(description["temperature"]) and description["temperature"] > 0):
         return "temperature must be a number above 0"
-    undecided = description.get("undecided", 0.0)
+    undecided = description["undecided"]
     if not (_is_number(undecided) and 0 <= undecided < 1):
         return "undecided must be a number from 0 to below 1"
     return None

@@ -64,44 +64,35 @@ def headline(
         folder: of that ensemble, for the command of the next step.
         in_report: the report shows it, so the next step is not to write one.
     """
-    if evaluation.left_out.measured:
-        return _leaked(evaluation)
-    rival = evaluation.baselines.get("constant_half")
-    beats_half = rival is not None and standing(rival.difference) == "ahead"
+    if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
+        leaked = f"No verdict: {evaluation.left_out.sentence}"
+        return Headline(_main(evaluation, held_out=False), leaked, "unknown", "evaluate without --all.")
+    baseline = evaluation.baselines.get("constant_half")
+    beats_half = baseline is not None and standing(baseline.difference) == "ahead"
     if beats_half and "soft_bt" in evaluation.baselines:
-        rival, name = evaluation.baselines["soft_bt"], "one soft BT reward"
+        baseline, name = evaluation.baselines["soft_bt"], "one soft BT reward"
     else:
         name = "predicting ½ for every pair"
-    place = standing(rival.difference) if rival else "unknown"
-    verdict = _verdict(evaluation, rival, name, place)
+    place = standing(baseline.difference) if baseline else "unknown"
+    verdict = _verdict(evaluation, baseline, name, place)
     if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
-        rival = evaluation.baselines[single]
-        place = standing(rival.difference)
-        verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):z.4f})."
+        baseline = evaluation.baselines[single]
+        place = standing(baseline.difference)
+        verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
     return Headline(
-        main=_main(evaluation, held_out=record is not None and evaluation.left_out.known),
+        main=_main(evaluation, held_out=record is not None and bool(record.method)),
         verdict=verdict,
         standing=place,
-        next_step=_next_step(evaluation, rival, place, beats_half, record, folder, in_report),
+        next_step=_next_step(evaluation, baseline, place, beats_half, record, folder, in_report),
     )
 
 
-_WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
+WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
 
 
 def _score(found: Compared | Figures) -> float:
     """Return the corrected Brier score, or the plain one if every pair has a single vote."""
     return found.brier if math.isnan(found.brier_corrected) else found.brier_corrected
-
-
-def _leaked(evaluation: Evaluation) -> Headline:
-    """Return the headline of figures on training prompts, from which no verdict follows."""
-    return Headline(
-        main=_main(evaluation, held_out=False),
-        verdict=f"No verdict: {evaluation.left_out.sentence}",
-        standing="unknown",
-        next_step="evaluate without --all.",
-    )
 
 
 def _main(evaluation: Evaluation, held_out: bool) -> str:
@@ -113,14 +104,14 @@ def _main(evaluation: Evaluation, held_out: bool) -> str:
     return f"Main number: corrected Brier score {test.brier_corrected:z.4f}{ends} on {prompts} (0 is perfect)."
 
 
-def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: Standing) -> str:
+def _verdict(evaluation: Evaluation, baseline: Compared | None, name: str, place: Standing) -> str:
     if evaluation.prompts < ENOUGH_CLUSTERS:
         few = counted(evaluation.prompts, "test prompt")
         return f"No verdict: {few}, and an interval needs at least {ENOUGH_CLUSTERS}."
-    if rival is None or place == "unknown":
+    if baseline is None or place == "unknown":
         return "No verdict: there is no baseline to compare with."
-    ratio = f"; ratio of Brier scores {evaluation.test.brier / rival.brier:.3f}" if rival.brier else ""
-    return f"{_WORDS[place]} {name} ({_score(rival):z.4f}{ratio})."
+    ratio = f"; ratio of Brier scores {evaluation.test.brier / baseline.brier:.3f}" if baseline.brier else ""
+    return f"{WORDS[place]} {name} ({_score(baseline):z.4f}{ratio})."
 
 
 def _single_as_good(evaluation: Evaluation) -> str | None:
@@ -132,7 +123,7 @@ def _single_as_good(evaluation: Evaluation) -> str | None:
 
 def _next_step(
     evaluation: Evaluation,
-    rival: Compared | None,
+    baseline: Compared | None,
     place: Standing,
     beats_half: bool,
     record: FitRecord | None,
@@ -157,7 +148,11 @@ def _next_step(
         return f"fit with --level policy (read softly, these members score {_score(soft):z.4f})."
     if better_encoder:
         return better_encoder
-    if place == "level" and rival is not None and (enough := _prompts_to_decide(rival.difference, evaluation.prompts)):
+    if (
+        place == "level"
+        and baseline is not None
+        and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts))
+    ):
         return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
         return f"{serve if in_report else report}; one reward predicts these votes as well."

@@ -6,8 +6,7 @@ about an ensemble later is measured on prompts it was not trained on, and no tex
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,24 +14,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import DataError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.folder import (
     REMEDY,
     REWARDS_FILE,
     VOTES_FILE,
-    find_file,
     read_consistently,
     read_description,
     read_file,
+    readable,
 )
-from pluralign.ensemble.record import LeftOut, without_training_prompts
+from pluralign.ensemble.record import LeftOut, pairs_to_measure
 from pluralign.theory import calibration
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
@@ -85,8 +84,42 @@ def score_held_out(
 
     With ``all_prompts`` nothing is left out; then figures on these votes can be too good.
     """
-    measured, left_out = without_training_prompts(preferences, ensemble.trained_on, all_prompts=all_prompts)
+    rows, left_out = pairs_to_measure(preferences, [ensemble.trained_on], all_prompts=all_prompts)
+    measured = preferences[rows] if left_out.pairs else preferences
     return HeldOutVotes(measured, ensemble.rewards(texts_of(measured), progress), left_out)
+
+
+def held_out_votes(
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
+    *,
+    all_prompts: bool = False,
+    progress: Progress | None = None,
+) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Return an ensemble and the votes to measure it on.
+
+    Args:
+        ensemble: the ensemble, or its folder.
+        votes: votes of any kind, which the ensemble scores (``score_held_out``), or scored ones (default: those that
+            ``fit`` saved in the folder).
+        all_prompts: do not leave out prompts that the ensemble was trained on.
+        progress: called with the texts encoded and the total.
+
+    Raises:
+        UsageError: there are no votes.
+        DataError: scored votes are of another ensemble.
+    """
+    loaded = as_ensemble(ensemble)
+    if votes is None and not isinstance(ensemble, RewardEnsemble):
+        return loaded, load_held_out(ensemble, loaded)
+    if votes is None:
+        raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
+    if not isinstance(votes, HeldOutVotes):
+        return loaded, score_held_out(loaded, as_preferences(votes), progress, all_prompts=all_prompts)
+    if votes.rewards.shape[1] != loaded.k:
+        problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {loaded.k}"
+        raise DataError(problem, remedy="name votes with --data, or fit again")
+    return loaded, votes
 
 
 def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str, bytes]:
@@ -99,16 +132,10 @@ def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str
     }
 
 
-def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
-    """Add held-out votes and rewards to an ensemble that was saved in a folder."""
-    ensemble = RewardEnsemble.load(folder)
-    ensemble.save(folder, held_out_files(ensemble, held_out))
-
-
 def has_held_out(folder: str | os.PathLike[str]) -> bool:
     """Return whether the folder of an ensemble holds held-out votes."""
     folder = Path(folder)
-    return find_file(folder, read_description(folder), REWARDS_FILE) is not None
+    return REWARDS_FILE in read_description(folder)["files"]
 
 
 def load_held_out(folder: str | os.PathLike[str], ensemble: RewardEnsemble | None = None) -> HeldOutVotes:
@@ -132,39 +159,25 @@ def load_held_out(folder: str | os.PathLike[str], ensemble: RewardEnsemble | Non
 def _read_held_out(folder: Path, description: Mapping[str, Any], ensemble: RewardEnsemble) -> HeldOutVotes:
     contents, paths = {}, {}
     for name in (VOTES_FILE, REWARDS_FILE):
-        entry = find_file(folder, description, name)
+        entry = description["files"].get(name)
         if entry is None:
             remedy = "give votes that it was not trained on, or fit again"
             raise DataError(f"it has no held-out votes ({name} is missing)", file=str(folder), remedy=remedy)
         contents[name], paths[name] = read_file(folder, entry), folder / entry["file"]
-    with _damage_of(paths[VOTES_FILE]):
+    with readable(paths[VOTES_FILE]):
         preferences = PreferenceSet.load(paths[VOTES_FILE])
-    with _damage_of(paths[REWARDS_FILE]):
-        metadata = _metadata(contents[REWARDS_FILE])
-        rewards = safetensors.numpy.load(contents[REWARDS_FILE])["rewards"]
-    belongs = metadata.get("votes") == preferences.fingerprint
+    with readable(paths[REWARDS_FILE]):
+        data = contents[REWARDS_FILE]
+        # Metadata is in the JSON header after its length in 8 bytes. It is one entry: safetensors writes several in
+        # random order.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        of = dict(json.loads(header["__metadata__"]["of"]))
+        rewards = safetensors.numpy.load(data)["rewards"]
+    belongs = of.get("votes") == preferences.fingerprint
     if not belongs or rewards.shape[:1] != preferences.items().prompt_index.shape:
         raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=REMEDY)
-    if metadata.get("ensemble", ensemble.identity) != ensemble.identity or rewards.shape[1:] != (ensemble.k,):
+    if of.get("ensemble") != ensemble.identity or rewards.shape[1:] != (ensemble.k,):
         raise DataError("its held-out rewards are those of another ensemble", file=str(folder), remedy=REMEDY)
     if not np.isfinite(rewards).all():
         raise DataError("rewards must be finite", file=str(paths[REWARDS_FILE]), remedy=REMEDY)
     return HeldOutVotes(preferences, np.asarray(rewards, dtype=np.float64))
-
-
-@contextmanager
-def _damage_of(path: Path) -> Iterator[None]:
-    """Raise DataError for the errors of pyarrow, safetensors and votes: damage of old files, which have no hash."""
-    try:
-        yield
-    except (safetensors.SafetensorError, LookupError, OSError, TypeError, ValueError, NotImplementedError):
-        raise DataError("it is damaged", file=str(path), remedy=REMEDY) from None
-
-
-def _metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file, in the JSON header after its length in 8 bytes.
-
-    It is one entry: safetensors writes several in random order. Version 0.1 has the entry ``votes`` alone.
-    """
-    metadata = dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"])
-    return dict(json.loads(metadata["of"])) if "of" in metadata else metadata

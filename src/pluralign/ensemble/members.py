@@ -1,6 +1,6 @@
 """Linear reward models on features: k of them evaluated in one product, as plain numpy arrays.
 
-How they are fitted is in ``training``.
+How they are fitted is in ``learning``.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,10 @@
-"""``FitRecord``: the typed record of a fit, with held-out figures, history, data, options and timings.
+"""``FitRecord``: the typed record of a fit, with held-out figures (``Evaluation``), history, data and options.
+
+Also decided here: which pairs are measured, so that no figure is about a training prompt by mistake.
 
 Undefined figures are NaN here and null in JSON.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 PromptHashes = npt.NDArray[np.uint64]
+NO_PROMPTS: PromptHashes = np.empty(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,6 @@ class LeftOut:
 
     pairs: int = 0
     prompts: int = 0
-    known: bool = True
-    """Whether the training prompts are known. Ensembles of version 0.1 did not record them; then nothing is left out.
-    """
     measured: int = 0
     """Training prompts that were measured all the same, with ``all_prompts``. Scores are then too good."""
 
@@ -53,8 +52,6 @@ class LeftOut:
             >>> LeftOut(1544, 80).sentence
             'Left out 80 prompts (1,544 pairs) that were used for training.'
         """
-        if not self.known:
-            return "Training prompts are unknown, so none are left out; scores on training prompts are too good."
         if self.measured:
             return f"{counted(self.measured, 'training prompt')} included: scores are too good."
         if not self.prompts:
@@ -75,39 +72,29 @@ def are_trained(prompts: Iterable[PromptLike], trained_on: PromptHashes) -> Mask
 
 
 def pairs_to_measure(
-    preferences: PreferenceSet, trained_on: Sequence[PromptHashes | None], *, all_prompts: bool = False
+    preferences: PreferenceSet, trained_on: Sequence[PromptHashes], *, all_prompts: bool = False
 ) -> tuple[Mask, LeftOut]:
     """Return which pairs have prompts that were not used for training, ``(n_pairs,)``, and the number of the others.
 
     Args:
         preferences: votes.
-        trained_on: the training prompts of each ensemble to be measured, None where they are unknown.
+        trained_on: the training prompts of each ensemble to be measured.
         all_prompts: leave nothing out.
 
     Raises:
         DataError: every prompt was used for training.
     """
-    known = [hashes for hashes in trained_on if hashes is not None]
-    trained = are_trained(preferences.prompts, np.concatenate([*known, np.empty(0, dtype=np.uint64)]))
+    trained = are_trained(preferences.prompts, np.concatenate([*trained_on, NO_PROMPTS]))
     rows = trained[preferences.prompt_index]
-    if all_prompts or not known:
-        included = LeftOut(known=len(known) == len(trained_on), measured=int(trained.sum()))
-        return np.ones(len(preferences), dtype=bool), included
+    if all_prompts:
+        return np.ones(len(preferences), dtype=bool), LeftOut(measured=int(trained.sum()))
     if rows.all():
         raise DataError(
             f"all {counted(len(preferences.prompts), 'prompt')} were used for training, so scores would be too good",
             file=preferences.name,
             remedy="give votes on other prompts, or measure on training prompts with evaluate --all",
         )
-    return ~rows, LeftOut(int(rows.sum()), int(trained.sum()), known=len(known) == len(trained_on))
-
-
-def without_training_prompts(
-    preferences: PreferenceSet, trained_on: PromptHashes | None, *, all_prompts: bool = False
-) -> tuple[PreferenceSet, LeftOut]:
-    """Return the pairs whose prompts one ensemble was not trained on. Arguments as for ``pairs_to_measure``."""
-    measured, left_out = pairs_to_measure(preferences, [trained_on], all_prompts=all_prompts)
-    return (preferences[measured] if left_out.pairs else preferences), left_out
+    return ~rows, LeftOut(int(rows.sum()), int(trained.sum()))
 
 
 NEGLIGIBLE_WEIGHT = 1e-6
@@ -147,16 +134,27 @@ def worse_than_chance(disagreement: float, weight: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures of one prediction of the vote shares."""
+class Scores:
+    """Scores of one prediction of the vote shares."""
 
     brier: float
     brier_corrected: float
     """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1). NaN if every pair has one vote."""
-    noise: float
     log_loss: float
-    absolute_error: float = field(default=math.nan, kw_only=True)
-    """mean |p̂ − p|. NaN in records of version 0.1, which did not measure it."""
+    absolute_error: float
+    """mean |p̂ − p|."""
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores by name."""
+        return {part.name: getattr(self, part.name) for part in fields(Scores)}
+
+
+@dataclass(frozen=True)
+class Figures(Scores):
+    """All figures of one prediction of the vote shares."""
+
+    noise: float
     calibration_error: float
     """Expected calibration error over ten bins of equal mass."""
     interval: Interval
@@ -164,14 +162,9 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Figures of a baseline, and the paired difference of Brier scores (ensemble − baseline)."""
+class Compared(Scores):
+    """Scores of a baseline, and the paired difference of Brier scores (ensemble − baseline)."""
 
-    brier: float
-    brier_corrected: float
-    log_loss: float
-    absolute_error: float = field(default=math.nan, kw_only=True)
-    """mean |p̂ − p|. NaN in records of version 0.1, which did not measure it."""
     k: int
     difference: Interval
     """Below 0 the ensemble is better."""
@@ -209,10 +202,6 @@ class VoicesEvidence:
     reason: str | None = None
     """Why it is undefined."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the evidence with the keys of the command line's JSON."""
-        return dict(to_json(self))
-
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
@@ -225,7 +214,7 @@ class Evaluation:
     """Figures of every reading. An ensemble has two: hard votes, and policies at the fitted temperature."""
     baselines: Mapping[str, Compared]
     members: list[MemberFigures]
-    undecided: float = field(default=0.0, kw_only=True)
+    undecided: float
     """u, the share of votes that no member explains. 0 for predictors without one."""
     reliability: Reliability
     strata: Mapping[str, tuple[int, float]]
@@ -262,11 +251,6 @@ class Evaluation:
         """
         drawing: Figure = late("publishing.figures", "plot_evaluation", purpose="a figure")(self)
         return drawing
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
-        figures = dict(to_json(self))
-        return figures if self.voices else {key: value for key, value in figures.items() if key != "voices"}
 
 
 @dataclass(frozen=True)
@@ -407,25 +391,13 @@ class FitRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""
-        if self == FitRecord():
-            return {}
-        found: dict[str, Any] = {}
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if part.name == "evaluation":
-                found |= value.to_json() if value else {}
-            elif value is not None or part.name in ("target", "bound"):
-                found[part.name] = to_json(value)
-        if self.pruned:
-            found["pruned"]["from"] = found["pruned"].pop("source")
-        return found
+        own: dict[str, Any] = {name: value for name, value in to_json(self).items() if value is not None}
+        figures: dict[str, Any] = own.pop("evaluation", {})
+        return own | figures
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FitRecord":
-        """Return the record that ``to_json`` wrote, in this version or an earlier one."""
-        record = from_json(cls, {key: item for key, item in value.items() if key not in ("evaluation", "pruned")})
-        if value.get("test") and value.get("levels"):
-            record = replace(record, evaluation=from_json(Evaluation, value))
-        if pruned := value.get("pruned"):
-            record = replace(record, pruned=from_json(PruneRecord, {"source": pruned.get("from", ""), **pruned}))
-        return record
+        """Return the record that ``to_json`` wrote."""
+        evaluation = from_json(Evaluation, value) if "test" in value else None
+        own = {key: item for key, item in value.items() if key != "evaluation"}
+        return replace(from_json(cls, own), evaluation=evaluation)

@@ -24,8 +24,8 @@ from pluralign.learning.options import FitOptions
 from pluralign.learning.task import MANY_PAIRS, LearningData
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
+from pluralign.measuring.rankings import RankingResult, Tournament, rankings
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.measuring.tournament import RankingResult, Tournament, rankings
 from pluralign.publishing.tables import Table, number, pruning_table
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration

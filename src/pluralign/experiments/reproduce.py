@@ -31,7 +31,7 @@ from pluralign.ensemble.record import HistoryRow
 from pluralign.experiments.recipes import RECORD_FILE, Experiment, Recipe, ReproduceOptions, Step, experiments
 from pluralign.experiments.rehearsal import one_thread, rehearsal
 from pluralign.learning.fit import fit
-from pluralign.measuring.diversity import Diversity, measure_diversity
+from pluralign.measuring.diversity import Diversity, measure_diversity, score_candidates
 from pluralign.measuring.report_data import ReportOptions, collect_report_data
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
@@ -172,7 +172,7 @@ def _run(experiment: Experiment, reporting: Any, announce: Announce, progress: P
     if evaluation is None:
         raise UsageError("the ensemble has no held-out figures: fit with held-out prompts.")
     sampled = run(sampling, lambda: _generate(experiment, progress), folder / "candidates.jsonl")
-    ranked = run(ranking, lambda: measure_diversity(ensemble, candidates(), progress=progress))
+    ranked = run(ranking, lambda: measure_diversity(ensemble, score_candidates(ensemble, candidates(), progress)))
     diversity = from_json(Diversity, ranked)
 
     def write_report() -> str:

@@ -11,102 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, first_columns, hard_votes
-from pluralign.theory.calibration import checked, votes_from_rewards
+from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.kendall import vote_agreement
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.town_hall.town_hall import TownHall
-
-# --- How alike two sets of rewards are: agreement of votes, and the distance between two ensembles.
-
-
-def agreement(votes: npt.ArrayLike, others: npt.ArrayLike) -> FloatArray:
-    """Return how often two sets of voters prefer the same response, ``(n_voters, n_others)``.
-
-    A_ij = mean over pairs of v_i w_j + (1 − v_i)(1 − w_j): the share of pairs with the same vote. A tie (½) is half an
-    agreement with any vote.
-
-    Args:
-        votes: v, ``(n_pairs, n_voters)``.
-        others: w, ``(n_pairs, n_others)``.
-
-    Example:
-        >>> agreement([[1.0], [0.0], [0.5]], [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
-        array([[0.5       , 0.16666667]])
-    """
-    v, w = np.asarray(votes, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    return np.asarray((v.T @ w + (1 - v).T @ (1 - w)) / len(v))
-
-
-def transport_cost(cost: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
-    """Return the earth mover's distance between two weightings.
-
-    min Σ_ij T_ij c_ij over T ≥ 0 with row sums ``weights`` and column sums ``others``.
-
-    Args:
-        cost: c, ``(k, l)``.
-        weights: α, on the simplex, ``(k,)``.
-        others: α′, on the simplex, ``(l,)``.
-
-    Example:
-        >>> round(transport_cost([[0.0, 1.0], [1.0, 0.0]], [0.75, 0.25], [0.5, 0.5]), 6)
-        0.25
-    """
-    c = np.asarray(cost, dtype=np.float64)
-    a, b = np.asarray(weights, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    k, n = c.shape
-    sums = np.vstack([np.kron(np.eye(k), np.ones(n)), np.kron(np.ones(k), np.eye(n))])
-    marginals = np.concatenate([a / a.sum(), b / b.sum()])
-    # The last equation follows from the others; without it, rounding cannot make them contradict each other.
-    solution = linprog(c.ravel(), A_eq=sums[:-1], b_eq=marginals[:-1])
-    if not solution.success:
-        raise ValueError(f"the transport problem has no solution: {solution.message}")
-    return float(max(0.0, solution.fun))
-
-
-def member_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
-    """Return the distance between the members of two ensembles.
-
-    W = min_T Σ_ij T_ij (1 − A_ij): members are matched in the best way, and a matched pair costs the share of pairs
-    on which its votes differ. It is 0 only if the members vote alike, with the same weights.
-
-    Args:
-        matrix: A, the ``agreement`` of their members, ``(k, l)``.
-        weights: of the first ensemble, ``(k,)``.
-        others: weights of the second ensemble, ``(l,)``.
-    """
-    return transport_cost(1 - checked("matrix", matrix, np.shape(matrix)), weights, others)
-
-
-def even_part_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
-    """Return the distance between the even parts of two ensembles.
-
-    The even part of an ensemble has each member r and its opposite −r with half of the weight; it predicts ½ on every
-    pair. The opposite of a member disagrees where the member agrees, so the distance is W = min_T Σ_ij T_ij c_ij with
-    c_ij = min(A_ij, 1 − A_ij). Arguments as in ``member_distance``.
-    """
-    a = checked("matrix", matrix, np.shape(matrix))
-    return transport_cost(np.minimum(a, 1 - a), weights, others)
-
-
-def unmatched_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
-    """Return how often two members drawn independently from the two ensembles disagree: Σ_ij α_i α′_j (1 − A_ij).
-
-    It bounds ``member_distance`` from above. Arguments as in ``member_distance``.
-
-    Example:
-        >>> unmatched_distance([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], [0.5, 0.5])
-        0.5
-    """
-    a, b = np.asarray(weights, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    return float(a @ (1 - checked("matrix", matrix, np.shape(matrix))) @ b)
-
 
 SIGNIFICANCE = 0.05
 """Probability of a false claim about any camp."""
@@ -158,8 +73,6 @@ class PeopleResult:
     """``closest_member`` − ``soft_bt``, with its 95 % interval over prompts."""
     better_than_soft_bt: float
     """Share of people with whom the closest member agrees more often than soft BT does."""
-    closest_to: tuple[float, ...]
-    """Share of people whose closest member is j, ``(k,)``."""
 
     def sentence(self) -> str:
         """Return the result in one sentence."""
@@ -228,27 +141,27 @@ def study_camps(
     prompts = town.preferences.prompt_index[test_rows]
     sizes = np.bincount(town.camps, minlength=len(town.camp_names))
     present = np.flatnonzero(sizes)
-    camp_votes = _votes_of_items(town, town.camp_rewards()[:, present])
+    rewards, people = town.camp_rewards()[:, present], town.preferences
+    camp_votes = votes_from_rewards(rewards[people.a_index], rewards[people.b_index])
     level = 1 - SIGNIFICANCE / len(present)
     camps = []
     for camp, own in zip(present.tolist(), camp_votes.T, strict=True):
-        closest = int(np.argmax(agreement(votes[~test_rows], own[~test_rows, None])))
-        sign, single = 2 * own[test_rows] - 1, soft_bt[test_rows]
+        closest = int(np.argmax(vote_agreement(votes[~test_rows], own[~test_rows, None])))
+        sign, single, of_camp = 2 * own[test_rows] - 1, soft_bt[test_rows], own[test_rows, None]
         camps.append(
             CampResult(
                 camp=town.camp_names[camp],
                 people=int(sizes[camp]),
                 share=float(sizes[camp] / sizes.sum()),
-                agreement=tuple(agreement(votes[test_rows], own[test_rows, None])[:, 0].tolist()),
-                soft_bt=float(agreement(single[:, None], own[test_rows, None])[0, 0]),
+                agreement=tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist()),
+                soft_bt=float(vote_agreement(single[:, None], of_camp)[0, 0]),
                 closest=closest,
                 gain=clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level),
             )
         )
-    people = study_people(town, test_rows, votes, camp_votes, soft_bt)
     return CampStudy(
         camps=camps,
-        people=people,
+        people=study_people(town, test_rows, votes, camp_votes, soft_bt),
         weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
         train_pairs=int(np.count_nonzero(~test_rows)),
         pairs=len(prompts),
@@ -259,14 +172,9 @@ def study_camps(
 def study_people(
     town: TownHall, test_rows: Mask, votes: FloatArray, camp_votes: FloatArray, soft_bt: FloatArray
 ) -> PeopleResult:
-    """Compare the votes of members with those of every person; arguments as in ``study_camps``.
+    """Compare the votes of members with those of every person.
 
-    Args:
-        town: the town hall.
-        test_rows: which pairs are held out, ``(n_pairs,)``.
-        votes: votes of the members on all pairs, ``(n_pairs, k)``.
-        camp_votes: votes of the true camp rewards on all pairs, ``(n_pairs, n_camps)``.
-        soft_bt: votes of the soft Bradley–Terry reward on all pairs, ``(n_pairs,)``.
+    Arguments as in ``study_camps``, with the votes of the true camp rewards on all pairs, ``(n_pairs, n_camps)``.
     """
     voters = np.column_stack([votes, camp_votes, soft_bt])
     k, rows = votes.shape[1], np.flatnonzero(test_rows)
@@ -285,7 +193,6 @@ def study_people(
         closest_camp=float(measured[everyone, k + camp].mean()),
         gain=clustered_interval(np.concatenate(gain), town.preferences.prompt_index[rows]),
         better_than_soft_bt=float(np.mean(closest > single)),
-        closest_to=tuple((np.bincount(member, minlength=k) / len(everyone)).tolist()),
     )
 
 
@@ -314,11 +221,6 @@ def hard_votes_of(
     soft_bt = baselines_of(ensemble)["soft_bt"].arrays["theta"]
     on_frozen = first_columns(pairs, len(soft_bt))
     return hard_votes(pairs, ensemble.members.theta), hard_votes(on_frozen, soft_bt[:, None])[:, 0]
-
-
-def _votes_of_items(town: TownHall, rewards: FloatArray) -> FloatArray:
-    """Return the votes on every pair of rewards of items, ``(n_pairs, n)``."""
-    return votes_from_rewards(rewards[town.preferences.a_index], rewards[town.preferences.b_index])
 
 
 def _people_in_blocks(town: TownHall, rows: IntArray) -> Iterator[tuple[IntArray, FloatArray]]:

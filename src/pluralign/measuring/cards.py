@@ -3,6 +3,7 @@
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
 claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
 is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+A language model may write names and sentences too; they are shown only if they predict votes on other prompts.
 """
 
 import math
@@ -16,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from pluralign.core.arrays import FloatArray, IndexArray, IntArray
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import CHECKED_PAIRS, random_stream
@@ -26,27 +26,22 @@ from pluralign.core.text import counted, one_line, printable, shortened
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
+from pluralign.ensemble.record import LeftOut
 from pluralign.measuring.leans import (
-    CARES_LESS,
-    KEYS,
     LIKES_WORD,
     MIN_LEAN,
-    PREFERS,
     PREFERS_PHRASES,
     SIGNIFICANCE,
-    TRAITS,
     Lean,
-    find_contrasts,
-    measure_leans,
+    SignedVotes,
     sample_prompts,
 )
-from pluralign.measuring.pruning import as_held_out
-from pluralign.measuring.views import Views, find_views, reward_scale, split_prompts, telling_phrases
+from pluralign.measuring.views import Views, distinctness, find_views, reward_scale, split_prompts, telling_phrases
 from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, p_value_above_zero
 from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.load import VotesLike
 from pluralign.votes.prompts import Prompt
@@ -118,6 +113,8 @@ def load_descriptions(folder: str | os.PathLike[str]) -> Descriptions | None:
 
 MAX_CORRELATION = 0.5
 """A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
+CHECKED = 100
+"""Pairs that a description is checked on, with two calls per pair and member."""
 EXAMPLES = 3
 WORDS_SHOWN = 8
 WORDS_IN_NAME = 3
@@ -164,7 +161,7 @@ class Profile:
     description: str
     """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
-    """One per trait, in the order of ``traits.TRAITS``."""
+    """One per trait, in the order of ``leans.TRAITS``."""
     likes: tuple[Lean, ...]
     """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]
@@ -209,15 +206,70 @@ def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
     return f"{start} on {found}, no difference from the other members in a trait is significant."
 
 
-def member_profiles(
-    weights: RewardEnsemble | npt.ArrayLike, held_out: HeldOutVotes | VotesLike, *, max_characters: int | None = None
-) -> list[Profile]:
-    """Describe how each member of an ensemble differs from the others.
+@dataclass(frozen=True)
+class MemberProfiles:
+    """The cards of all members, and the votes that they were measured on."""
+
+    members: list[Profile]
+    described: JudgeUsage | None
+    """Calls of the language model that described the members, if one did."""
+    unnamed: str
+    """Why some members have no name; empty if all have one."""
+    undecided: float
+    pairs: int
+    prompts: int
+    left_out: LeftOut
+
+
+def profile(
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
+    *,
+    describe: JudgeModel | None = None,
+    concurrency: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> MemberProfiles:
+    """Describe how each member differs from the others: style, phrases and positions, with significance tests.
 
     Args:
-        weights: the ensemble, or the weights of its members, ``(k,)``.
-        held_out: held-out votes with the rewards of the members. With an ensemble, any votes (a ``PreferenceSet``, a
-            path, a pandas DataFrame, a list of dicts): it scores them, without the prompts it was trained on.
+        ensemble: the ensemble, or its folder.
+        votes: held-out votes, see ``held_out_votes``.
+        describe: a language model that writes a name and a sentence per member, which are checked on other prompts. For
+            the held-out votes of a folder they are saved there, and read again by a later call without a model.
+        concurrency: number of questions to the model at the same time.
+        seed: of the texts and of the choice of pairs.
+        progress: called with the number of calls done and the total.
+    """
+    loaded, held_out = held_out_votes(ensemble, votes)
+    folder = None if votes is not None or isinstance(ensemble, RewardEnsemble) else ensemble
+    written = load_descriptions(folder) if folder is not None and describe is None else None
+    if describe is not None:
+        written = describe_members(
+            held_out, loaded.weights, describe, concurrency=concurrency, seed=seed, progress=progress
+        )
+        if folder is not None:
+            save_descriptions(written, folder)
+    members, people = with_descriptions(member_profiles(loaded.weights, held_out), written), held_out.preferences
+    return MemberProfiles(
+        members=members,
+        described=written.usage if written else None,
+        unnamed=unnamed_reason(members, len(people.prompts)),
+        undecided=loaded.undecided,
+        pairs=len(people),
+        prompts=len(people.prompts),
+        left_out=held_out.left_out,
+    )
+
+
+def member_profiles(
+    weights: npt.ArrayLike, held_out: HeldOutVotes, *, max_characters: int | None = None
+) -> list[Profile]:
+    """Return the card of each member.
+
+    Args:
+        weights: of the members, ``(k,)``.
+        held_out: held-out votes with the rewards of the members.
         max_characters: measure leans on a sample of prompts with at most this much text (``sample_prompts``); all other
             figures use all votes.
 
@@ -231,21 +283,17 @@ def member_profiles(
         Prefers longer answers
         Cares less about longer answers
     """
-    if isinstance(weights, RewardEnsemble):
-        held_out = as_held_out(weights, held_out)
-        weights = weights.weights
-    if not isinstance(held_out, HeldOutVotes):
-        raise UsageError("member_profiles needs an ensemble to score votes: member_profiles(ensemble, votes).")
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")
     sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
-    contrasts = find_contrasts(sample)
-    leans = measure_leans(contrasts.traits, contrasts.length, sample, alpha)
-    views = find_views(sample, alpha, contrasts.length)
+    signed = SignedVotes.of(sample, alpha)
+    leans, views = signed.trait_leans(), find_views(signed)
+    norm = np.sqrt(np.maximum((signed.signs**2).sum(axis=0), 1.0))
+    correlation = (signed.signs.T @ signed.signs) / np.outer(norm, norm)
     likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
     dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
-    claims = [_claims(leans[j], likes[j], views[j], contrasts.trait_correlation) for j in range(len(alpha))]
+    claims = [_claims(leans[j], likes[j], views[j], correlation) for j in range(len(alpha))]
     names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     return [
@@ -255,8 +303,8 @@ def member_profiles(
             disagreement=float(disagreement[j]),
             name=names[j],
             named=bool(claims[j]),
-            description=_description(claims[j]),
-            leans=tuple(leans[j]),
+            description=" ".join(claim.sentence for claim in claims[j][:2]),
+            leans=leans[j],
             likes=tuple(likes[j]),
             dislikes=tuple(dislikes[j]),
             typical=tuple(_typical(held_out, j)),
@@ -283,7 +331,7 @@ def _clarity(lean: Lean) -> float:
     return abs(lean.relative) * math.sqrt(lean.pairs)
 
 
-def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+def _claims(leans: Sequence[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
     """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
 
     The clearest view, if there is one, is among the first two.
@@ -292,13 +340,14 @@ def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: Flo
     claims: list[tuple[float, _Claim]] = []
     named: list[int] = []
     for position in clearest:
+        lean = leans[position]
         if all(abs(correlation[position, before]) < MAX_CORRELATION for before in named):
             named.append(position)
-            claims.append((_clarity(leans[position]), _trait_claim(leans[position])))
+            verb, phrase = lean.claim.removesuffix(lean.phrase), lean.phrase
+            claims.append((_clarity(lean), _claim(verb, [phrase], phrase, lean)))
     if len(likes) >= WORDS_IN_NAME:
         words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
-        sentence = f"Mentions of “{likes[0].trait}”: {_shares(likes[0], 1.0)}"
-        claims.append((_clarity(likes[0]), _Claim(LIKES_WORD, words, sentence)))
+        claims.append((_clarity(likes[0]), _claim(LIKES_WORD, words, f"Mentions of {words[0]}", likes[0], 1)))
     else:  # a position over all prompts, whose phrases are tested together
         for view in views.positions:
             if not view.topic:
@@ -312,23 +361,14 @@ def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: Flo
     return ordered
 
 
-def _trait_claim(lean: Lean) -> _Claim:
-    trait = TRAITS[KEYS.index(lean.trait)]
-    verb = PREFERS if lean.claim.startswith(PREFERS) else CARES_LESS
-    phrase = lean.claim.removeprefix(verb)
-    shares = _shares(lean, 1.0 if phrase == trait.more else -1.0)
-    return _Claim(verb, [phrase], f"{phrase[0].upper() + phrase[1:]}: {shares}")
-
-
-def _shares(lean: Lean, sign: float) -> str:
-    own, ensemble, people = (
-        f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}" for value in (lean.own, lean.ensemble, lean.people)
-    )
+def _claim(verb: str, objects: list[str], title: str, lean: Lean, side: int = 0) -> _Claim:
+    own, ensemble, people = lean.shares(side)
     adjusted = "" if lean.trait == "length" else ", at equal length"
-    return (
-        f"preferred in {own} of the {lean.pairs:,} pairs that differ in this{adjusted}; "
-        f"by all members together in {ensemble}, by people in {people}."
+    sentence = (
+        f"{title[0].upper() + title[1:]}: preferred in {own:.0%} of the {lean.pairs:,} pairs that differ in "
+        f"this{adjusted}; by all members together in {ensemble:.0%}, by people in {people:.0%}."
     )
+    return _Claim(verb, objects, sentence)
 
 
 def _names(claims: list[list[_Claim]]) -> list[str]:
@@ -360,11 +400,6 @@ def _joined(claims: list[_Claim]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _description(claims: list[_Claim]) -> str:
-    """Return one sentence with numbers for each of the two clearest claims."""
-    return " ".join(claim.sentence for claim in claims[:2])
-
-
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
@@ -388,13 +423,10 @@ def distinguishing_pairs(
 ) -> Iterator[Distinguishing]:
     """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
     votes = held_out.preferences
-    margin = held_out.difference[:, j] / reward_scale(held_out, j)
-    share_a = held_out.votes @ weights
-    weight_with_it = np.where(margin > 0, share_a, 1.0 - share_a)
-    distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
+    margin, weight_with_it, clarity = distinctness(held_out, weights, j)
     shown: set[int] = set()
-    for row in np.argsort(-distinctness, kind="stable"):
-        if len(shown) == count or not distinctness[row] > 0.0:
+    for row in np.argsort(-clarity, kind="stable"):
+        if len(shown) == count or not clarity[row] > 0.0:
             return
         prompt = int(votes.prompt_index[row])
         if prompt in shown:
@@ -416,8 +448,6 @@ def distinguishing_pairs(
 # --- A name and a sentence for each member, written by a language model and checked on other prompts.
 
 
-CHECKED = 100
-"""Pairs that a description is checked on."""
 EXAMPLES_SHOWN = 4
 EXAMPLE_LENGTH = 400
 ATTEMPTS = 3
@@ -463,7 +493,7 @@ def describe_members(
         held_out: held-out votes with the rewards of the members.
         weights: of the members, ``(k,)``.
         model: writes the descriptions and judges with them.
-        pairs: number of pairs to check on. The check makes two calls per pair and member.
+        pairs: number of pairs to check on, at least 20.
         concurrency: number of questions asked at the same time.
         seed: of the texts and of the choice of pairs.
         progress: called with the number of calls done and the total.
@@ -476,8 +506,6 @@ def describe_members(
             f"descriptions need {2 * ENOUGH_CLUSTERS} held-out prompts, half to write them and half to check them, "
             f"but there are {len(votes.prompts)}: name more votes, as in profile DIR DATA."
         )
-    if pairs < ENOUGH_CLUSTERS:
-        raise UsageError(f"at least {ENOUGH_CLUSTERS} pairs are needed to check a description, not {pairs}.")
     model.prepare()
     written = write_descriptions(material, alpha, model, seed)
     chosen = checked[_pairs_to_check(checked, pairs, seed)]
@@ -503,7 +531,7 @@ def with_descriptions(profiles: Sequence[Profile], descriptions: Descriptions | 
 
 def write_descriptions(material: HeldOutVotes, weights: FloatArray, model: JudgeModel, seed: int) -> list[Description]:
     """Return a description of each member that is not checked yet; without a name if the model wrote none."""
-    phrases = telling_phrases(material, weights, find_contrasts(material).length)
+    phrases = telling_phrases(SignedVotes.of(material, weights))
     written = []
     for j, (prefers, rejects) in enumerate(phrases):
         examples = "\n\n".join(
@@ -575,9 +603,9 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     correct, specific = 1.0 - np.abs(choice - own), (2.0 * choice - 1.0) * (own - share)
     check = Check(
         accuracy=clustered_interval(correct, prompts),
-        p_value=_p_value(correct - 0.5, prompts),
+        p_value=p_value_above_zero(correct - 0.5, prompts),
         specific=clustered_interval(specific, prompts),
-        specific_p_value=_p_value(specific, prompts),
+        specific_p_value=p_value_above_zero(specific, prompts),
         pairs=len(own),
         prompts=len(np.unique(prompts)),
     )
@@ -588,12 +616,3 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     elif check.specific_p_value > level or check.specific.mean < MIN_SPECIFIC:
         reason = FITS_EVERYBODY
     return replace(one, shown=not reason, reason=reason, check=check)
-
-
-def _p_value(values: FloatArray, prompts: IndexArray) -> float:
-    """Return the p-value of a one-sided t-test, over prompts, that the mean is above 0."""
-    sums = np.bincount(np.unique(prompts, return_inverse=True)[1], values)
-    spread = float(sums.std(ddof=1)) if len(sums) > 1 else 0.0
-    if spread == 0.0:
-        return 0.0 if sums.mean() > 0 else 1.0
-    return float(stats.t.sf(sums.mean() / (spread / len(sums) ** 0.5), len(sums) - 1))

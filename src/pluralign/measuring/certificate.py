@@ -6,15 +6,18 @@ docs/how-to/certify.md explains how to read a certificate.
 """
 
 import math
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.json_values import to_json
 from pluralign.core.types import Level, Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
-from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.pruning import BETA, Pruning, as_held_out, corrected_errors, plan_pruning
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
+from pluralign.measuring.pruning import BETA, Pruning, corrected_errors, plan_pruning
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
@@ -72,26 +75,21 @@ class OutlierControl(Statement):
     Informative if the bound is below the error of always predicting ½.
     """
 
-    beta: float
-    epsilon: float
-    epsilon_clipped: bool
+    pruning: Pruning
+    """What ``prune`` would do: outliers, bounds and the error after removing the furthest members."""
     weight_bound: float
-    least_disagreement: float
-    outlier_threshold: float
     names_outliers: bool
     """Whether the threshold is below 1, so that a member can be an outlier."""
-    outliers: list[int]
     outlier_weight: float
-    """Weight of these members, in shares of all votes: the sum of (1 − u)α_j."""
+    """Weight of the outliers, in shares of all votes: the sum of (1 − u)α_j."""
     undecided_kept: bool
     """Whether pruning keeps the undecided share."""
-    distances: list[float]
-    removed: list[int]
-    removed_weight: float
-    bound: float
-    bound_after_shift: float
-    error_after: float
     constant_half: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures of the statement and of the pruning beside each other."""
+        own = to_json(self)
+        return own.pop("pruning") | own  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -156,10 +154,6 @@ class HeldOut(Statement):
     """L' = true error + C: the Brier score with equal weight per prompt."""
     true_error: Range
     """The calibration error. If all pairs have one vote, only its upper end is known: that of ``error``."""
-    hoeffding_width: float
-    """Half-width of ``error`` by Hoeffding's inequality, for comparison."""
-    bernstein_width: float
-    """Half-width of ``error`` by the empirical Bernstein inequality, for comparison."""
     difference: Range
     """Error minus the error of always predicting ½; the noise of the votes cancels."""
 
@@ -182,8 +176,8 @@ class Certificate:
 
 
 def certify(
-    ensemble: RewardEnsemble,
-    votes: HeldOutVotes | VotesLike,
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
     *,
     epsilon: float = EPSILON,
     delta: float = DELTA,
@@ -193,8 +187,8 @@ def certify(
     """Return the guarantees of the paper's theorems for an ensemble on held-out votes.
 
     Args:
-        ensemble: an ensemble of linear members.
-        votes: pairs held out from the fit, also as a path, a pandas DataFrame or a list of dicts.
+        ensemble: the ensemble, or its folder.
+        votes: pairs held out from the fit, see ``held_out_votes``.
         epsilon: target calibration error of Theorem 2, which gives the sufficient number of members.
         delta: probability that a bound fails (Theorem 4 and the held-out bound).
         beta: β of Theorem 3, at least 2: the larger, the further out an outlier must be. Not the regularisation
@@ -208,8 +202,7 @@ def certify(
         >>> certificate.theorem_2.sufficient_size, certificate.theorem_4.informative
         (25, False)
     """
-    ensemble = as_ensemble(ensemble)
-    held_out = as_held_out(ensemble, votes, progress)
+    ensemble, held_out = held_out_votes(ensemble, votes, progress=progress)
     people, pruning = held_out.preferences, plan_pruning(ensemble, held_out, beta)
     return Certificate(
         pairs=len(people),
@@ -231,10 +224,9 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
     here = f"{size} members are enough for an error of {epsilon:g} on any votes"
     size_here = worth = None
     if known:
-        size_here = guarantees.sufficient_size(epsilon, variance)
-        worth = variance / error if error > 0 else None
-        equal = "too low to compare with random annotators"
-        if worth is not None:
+        size_here, equal = guarantees.sufficient_size(epsilon, variance), "too low to compare with random annotators"
+        if error > 0:
+            worth = variance / error
             equal = f"equal to that of about {worth:.1f} random annotators"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
@@ -277,22 +269,11 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
         here=here,
         informative=pruning.bound < error_of_half,
-        beta=pruning.beta,
-        epsilon=pruning.epsilon,
-        epsilon_clipped=pruning.epsilon_clipped,
+        pruning=pruning,
         weight_bound=guarantees.outlier_weight_bound(pruning.beta),
-        least_disagreement=pruning.least_disagreement,
-        outlier_threshold=pruning.outlier_threshold,
         names_outliers=possible,
-        outliers=pruning.outliers_before,
         outlier_weight=float((1 - pruning.undecided_before) * weights[pruning.outliers_before].sum()),
         undecided_kept=kept,
-        distances=pruning.distances,
-        removed=pruning.removed,
-        removed_weight=pruning.removed_weight,
-        bound=pruning.bound,
-        bound_after_shift=pruning.bound_after_shift,
-        error_after=pruning.error_after.mean,
         constant_half=error_of_half,
     )
 
@@ -399,7 +380,5 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
         prompts=len(means),
         error=error,
         true_error=true_error,
-        hoeffding_width=guarantees.hoeffding_width(len(means), delta),
-        bernstein_width=guarantees.bernstein_width(means, delta),
         difference=difference,
     )

@@ -5,8 +5,9 @@ tuned policies. This module decides which prompts become case studies. Members w
 figures about first choices.
 """
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
 from pluralign.theory import kendall
 from pluralign.votes.candidates import Candidates, CandidatesLike, candidates_of, load_candidates, rows_by_prompt
@@ -46,6 +47,29 @@ class Tops:
 
 
 @dataclass(frozen=True)
+class FirstChoice:
+    """A response and the members whose first choice it is."""
+
+    response: str
+    members: list[int]
+    weight: float
+
+
+@dataclass(frozen=True)
+class CaseStudy:
+    """A prompt and the response that each member would choose."""
+
+    number: int
+    """Number of the prompt among the candidates, from 1."""
+    prompt: str
+    candidates: int
+    tau: float
+    """Mean of Kendall's tau between the members on this prompt."""
+    choices: list[FirstChoice]
+    """In order of decreasing weight."""
+
+
+@dataclass(frozen=True)
 class Diversity:
     """Differences between the members' rankings of the same responses."""
 
@@ -70,29 +94,10 @@ class Diversity:
     """Number of ranked responses over all prompts."""
     skipped: int
     """Number of prompts with a single response, which cannot be ranked."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A response and the members whose first choice it is."""
-
-    response: str
-    members: list[int]
-    weight: float
-
-
-@dataclass(frozen=True)
-class CaseStudy:
-    """A prompt and the response that each member would choose."""
-
-    number: int
-    """Number of the prompt among the candidates, from 1."""
-    prompt: str
-    candidates: int
-    tau: float
-    """Mean of Kendall's tau between the members on this prompt."""
-    choices: list[Choice]
-    """In order of decreasing weight."""
+    cases: list[CaseStudy] = field(default_factory=list)
+    """Prompts with the choice of every member."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Prompts of the candidates that were left out, because the ensemble was trained on them."""
 
 
 def held_out_candidates(
@@ -122,8 +127,8 @@ def without_trained_candidates(
     Raises:
         DataError: every prompt was used for training.
     """
-    if all_prompts or ensemble.trained_on is None:
-        return list(candidates), LeftOut(known=ensemble.trained_on is not None)
+    if all_prompts:
+        return list(candidates), LeftOut()
     trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
     kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
     if candidates and not kept:
@@ -134,26 +139,56 @@ def without_trained_candidates(
     return kept, LeftOut(prompts=int(trained.sum()))
 
 
-def measure_diversity(
-    ensemble: RewardEnsemble,
-    candidates: CandidatesLike,
+def diversity(
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    candidates: CandidatesLike | None = None,
     *,
-    rewards: Sequence[FloatArray] | None = None,
-    held_out: HeldOutVotes | None = None,
+    cases: int = 1,
+    prompt: str = "",
+    all_prompts: bool = False,
     progress: Progress | None = None,
+) -> Diversity:
+    """Measure how differently the members rank the same responses, and show their first choices on single prompts.
+
+    Args:
+        ensemble: the ensemble, or its folder.
+        candidates: prompts with their responses: ``Candidates``, a candidates file, dicts of {prompt, responses}, or
+            votes, whose responses to each prompt are compared (default: the responses of the held-out prompts in the
+            folder). Prompts with a single response are skipped, and prompts that the ensemble was trained on are left
+            out.
+        cases: number of prompts to show.
+        prompt: show prompts that contain this text, or the prompt with this number.
+        all_prompts: do not leave out prompts that the ensemble was trained on.
+        progress: called while texts are encoded.
+    """
+    loaded, held_out, left_out = as_ensemble(ensemble), None, LeftOut()
+    if not isinstance(ensemble, RewardEnsemble) and (candidates is None or has_held_out(ensemble)):
+        held_out = load_held_out(ensemble, loaded)
+    if candidates is not None:
+        lists, left_out = without_trained_candidates(loaded, load_candidates(candidates), all_prompts=all_prompts)
+        rewards = score_candidates(loaded, lists, progress)
+    elif held_out is not None:
+        lists, rewards = held_out_candidates(held_out)
+        if not lists:
+            raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
+    else:
+        raise UsageError("give candidates, or the folder of an ensemble: it holds the held-out votes of the fit.")
+    numbers = [int(prompt)] if prompt.isdecimal() else []
+    shown = case_studies(loaded, lists, cases, containing="" if numbers else prompt, numbers=numbers, rewards=rewards)
+    measured = measure_diversity(loaded, rewards, held_out)
+    return replace(measured, cases=shown, left_out=left_out)
+
+
+def measure_diversity(
+    ensemble: RewardEnsemble, rewards: Sequence[FloatArray], held_out: HeldOutVotes | None = None
 ) -> Diversity:
     """Measure how differently the members rank the same candidates.
 
     Args:
         ensemble: the ensemble whose members are compared.
-        candidates: prompts with their responses: ``Candidates``, a candidates file, dicts of {prompt, responses}, or
-            votes, whose responses to each prompt are compared. Prompts with a single response are skipped.
-        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
+        rewards: of the members for the responses to each prompt, ``(n_responses, k)`` each.
         held_out: held-out votes, for ``vote_agreement``.
-        progress: called while texts are encoded.
     """
-    ensemble, candidates = as_ensemble(ensemble), load_candidates(candidates)
-    rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
     ranked = [of_prompt for of_prompt in rewards if len(of_prompt) >= 2]
     if not ranked:
         raise UsageError("diversity needs a prompt with at least two different responses, but no prompt has them.")
@@ -161,6 +196,10 @@ def measure_diversity(
         raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
     taus = kendall.mean_tau(ranked)
     weights = ensemble.weights
+
+    def member_pairs(pairs: list[tuple[int, int]]) -> list[MemberPair]:
+        return [MemberPair((i, j), float(taus.tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
+
     return Diversity(
         tau=taus.tau.tolist(),
         standard_error=taus.standard_error.tolist(),
@@ -169,8 +208,8 @@ def measure_diversity(
         weighted_off_diagonal=kendall.weighted_off_diagonal(taus.tau, weights),
         weights=weights.tolist(),
         tops=_tops(ranked, weights),
-        near_copies=_member_pairs(kendall.near_copies(taus.tau), taus.tau, weights),
-        near_opposites=_member_pairs(kendall.near_opposites(taus.tau), taus.tau, weights),
+        near_copies=member_pairs(kendall.near_copies(taus.tau)),
+        near_opposites=member_pairs(kendall.near_opposites(taus.tau)),
         vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
         constant=taus.constant.tolist(),
         prompts=len(ranked),
@@ -187,19 +226,14 @@ def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
     return Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular)))
 
 
-def _member_pairs(pairs: list[tuple[int, int]], tau: FloatArray, weights: FloatArray) -> list[MemberPair]:
-    return [MemberPair((i, j), float(tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
-
-
 def case_studies(
     ensemble: RewardEnsemble,
-    candidates: CandidatesLike,
-    n: int = 3,
+    candidates: Sequence[Candidates],
+    n: int,
     *,
+    rewards: Sequence[FloatArray],
     containing: str = "",
     numbers: Sequence[int] = (),
-    rewards: Sequence[FloatArray] | None = None,
-    progress: Progress | None = None,
 ) -> list[CaseStudy]:
     """Return the first choices of the members on single prompts.
 
@@ -208,19 +242,16 @@ def case_studies(
 
     Args:
         ensemble: the ensemble whose members choose.
-        candidates: prompts with their responses, as for ``measure_diversity``.
+        candidates: prompts with their responses.
         n: number of prompts to return.
+        rewards: of the members for the candidates, ``(n_responses, k)`` per prompt.
         containing: only prompts that contain this text, ignoring case.
         numbers: exactly these prompts, counted from 1, in this order.
-        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
-        progress: called while texts are encoded.
 
     Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
     """
-    ensemble, candidates = as_ensemble(ensemble), load_candidates(candidates)
     if bad := [number for number in numbers if not 1 <= number <= len(candidates)]:
         raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {bad[0]}.")
-    rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
     chosen = [number - 1 for number in numbers] or [p for p in range(len(candidates)) if len(rewards[p]) >= 2]
     if containing:
         chosen = [p for p in chosen if containing.casefold() in candidates[p].prompt_text.casefold()]
@@ -236,7 +267,9 @@ def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: F
     members: dict[int, list[int]] = {}
     for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
         members.setdefault(int(rewards[:, j].argmax()), []).append(j)
-    choices = [Choice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()]
+    choices = [
+        FirstChoice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()
+    ]
     tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
     return CaseStudy(
         number=position + 1,

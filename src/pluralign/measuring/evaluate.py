@@ -1,15 +1,23 @@
-"""``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level."""
+"""``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level.
 
+This module decides what an evaluation has: ``EvaluateOptions`` and ``FullEvaluation``. It also measures how much
+disagreement a prediction keeps (``majority_shares``) and the policy level at several strengths of regularisation.
+"""
+
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from os import PathLike
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -25,7 +33,7 @@ from pluralign.measuring.groups import (
     adversarial_calibration,
     as_numbers,
     check_grouping,
-    judge_groups,
+    measure_groups,
     simulated_shares,
 )
 from pluralign.measuring.individuals import Representation, represent
@@ -66,7 +74,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
+    """Return the observed and predicted share of the majority's side for each of ``calibration.strata``.
 
     Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
     pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.
@@ -123,18 +131,18 @@ class PredictorInfo:
     personas: tuple[str, ...] = ()
     """Descriptions of the members, if they are personas."""
 
+    @classmethod
+    def of(cls, predictor: Predictor, **others: Any) -> Self:
+        """Return what is said about a predictor, and other fields."""
+        return cls(**{part.name: getattr(predictor, part.name) for part in fields(PredictorInfo)}, **others)
 
-@dataclass(frozen=True)
-class Rival:
-    """Another predictor on the same pairs, with the differences (evaluated − rival) for each of its readings."""
 
-    name: str
-    kind: Kind
+@dataclass(frozen=True, kw_only=True)
+class OtherPredictor(PredictorInfo):
+    """Another predictor on the same pairs, with the differences (evaluated − other) for each of its readings."""
+
     level: str
     readings: Mapping[str, Compared]
-    note: str = ""
-    usage: JudgeUsage | None = None
-    personas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,9 +152,9 @@ class PolicyRow:
     beta: float
     brier: float
     brier_corrected: float
-    brier_reference: float | None
+    brier_reference: float | None = None
     """With the log-ratio of the reference policy, if there is one."""
-    brier_corrected_reference: float | None
+    brier_corrected_reference: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ class FullEvaluation(Evaluation):
     subject: PredictorInfo
     headline: Headline
     """The main figure, the verdict and the next step."""
-    against: list[Rival]
+    against: list[OtherPredictor]
     majority: Mapping[str, MajorityShare]
     """Share of the majority's side, observed and predicted, by how people split."""
     certain_though_contested: float
@@ -226,45 +234,28 @@ def policy_level(
         prediction = calibration.policy_prob(difference, weights, beta, log_ratio)
         return calibration.with_undecided(prediction, subject.undecided)
 
+    def row(beta: float, *shares: FloatArray) -> PolicyRow:
+        """Return the scores without the reference, and with it if there is one."""
+        p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+        scores = [(calibration.brier(one, p), calibration.brier_corrected(one, p, n, ties)) for one in shares]
+        return PolicyRow(beta, *itertools.chain(*scores))
+
     ratio = None if reference is None else reference_log_ratio(reference, preferences, progress)
     own = [subject.temperature] if subject.temperature else []
-    rows = [
-        _policy_row(
-            beta,
-            share(beta),
-            None if ratio is None else share(beta, ratio),
-            preferences,
-        )
-        for beta in sorted({*BETAS, *betas, *own}, reverse=True)
-    ]
-    limit = None
-    if ratio is not None:
-        tied = sigmoid(ratio)[:, None]
-        votes = np.where(difference == 0, tied, (difference > 0).astype(float))
-        limit = calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided)
-    rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
-    return PolicyLevel(reference, rows)
+    grid, limit = sorted({*BETAS, *betas, *own}, reverse=True), [subject.readings["vote"]]
+    if ratio is None:
+        rows = [row(beta, share(beta)) for beta in grid]
+    else:
+        rows = [row(beta, share(beta), share(beta, ratio)) for beta in grid]
+        votes = np.where(difference == 0, sigmoid(ratio)[:, None], (difference > 0).astype(float))
+        limit.append(calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided))
+    return PolicyLevel(reference, [*rows, row(0.0, *limit)])
 
 
 def check_betas(betas: Sequence[float]) -> None:
     """Raise UsageError for a β that is not a positive number."""
     if bad := [beta for beta in betas if not (math.isfinite(beta) and beta > 0)]:
         raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always reported.")
-
-
-def _policy_row(
-    beta: float, share: FloatArray, with_reference: FloatArray | None, preferences: PreferenceSet
-) -> PolicyRow:
-    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-    return PolicyRow(
-        beta=beta,
-        brier=calibration.brier(share, p),
-        brier_corrected=calibration.brier_corrected(share, p, n, ties),
-        brier_reference=None if with_reference is None else calibration.brier(with_reference, p),
-        brier_corrected_reference=(
-            None if with_reference is None else calibration.brier_corrected(with_reference, p, n, ties)
-        ),
-    )
 
 
 def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
@@ -287,20 +278,43 @@ def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Pr
     return np.asarray(sides[0] - sides[1])
 
 
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How to evaluate a predictor."""
+
+    groups: Sequence[str] = field(
+        default=DEFAULT_GROUPINGS, metadata={"help": "Groupings of pairs: length, topic, strata or columns."}
+    )
+    betas: Sequence[float] = field(
+        default=(), metadata={"help": "Further strengths of regularisation for the policy level."}
+    )
+    reference: str | None = field(
+        default=None, metadata={"help": "Reference policy: data (columns logprob_a, logprob_b), or a causal model."}
+    )
+    features: str | None = field(
+        default=None, metadata={"help": "Folder of pluralign encode with the (frozen) features of these votes."}
+    )
+    all_prompts: bool = field(
+        default=False, metadata={"help": "Measure on training prompts too. The figures are then too good."}
+    )
+    limit: int | None = field(
+        default=None, metadata={"help": "Measure on a random sample of at most this many pairs, prompt by prompt."}
+    )
+    seed: int = field(
+        default=0, metadata={"help": "Of topics, groups, simulated votes, folds, the sample and raters' choices."}
+    )
+
+
+@show_options(EvaluateOptions)
 def evaluate(
     subject: Source,
     preferences: VotesLike,
+    options: EvaluateOptions | None = None,
     *,
     against: Sequence[Source] = (),
-    groups: Sequence[str] = DEFAULT_GROUPINGS,
-    betas: Sequence[float] = (),
-    reference: str | None = None,
-    features: str | None = None,
     raters: RaterVotes | None = None,
-    all_prompts: bool = False,
-    limit: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
+    **changes: Any,
 ) -> FullEvaluation:
     """Evaluate an ensemble with its baselines, or any other predictor of vote shares.
 
@@ -310,75 +324,65 @@ def evaluate(
         preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
             dicts. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left out;
             ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
+        options: how to evaluate.
         against: other predictors to compare with, pair by pair.
-        groups: groupings of the pairs: ``length``, ``topic``, ``strata``, or a column of the data.
-        betas: further strengths of regularisation for the policy level.
-        reference: the reference policy: ``data`` for columns logprob_a and logprob_b, or a causal model (a folder, a
-            hub id or ``smollm2``).
-        features: a folder of ``pluralign encode`` with the features of these votes, for ensembles on frozen features.
         raters: the same votes with their raters (``load_rater_votes``), to measure how well an ensemble predicts
             individuals; ``preferences`` must be ``raters.preferences``.
-        all_prompts: measure on training prompts too. The figures are then too good.
-        limit: measure on a random sample of at most this many pairs, prompt by prompt.
-        seed: of topics, random groups, simulated votes, folds, the sample and the raters' choices.
         progress: called with the texts done and the total.
+        **changes: fields of ``options`` by name, such as ``groups=["topic"]``.
     """
     if not isinstance(subject, RewardEnsemble | Personas | str | PathLike) or isinstance(preferences, RewardEnsemble):
         raise UsageError("evaluate takes the predictor first, then the votes: evaluate(ensemble, votes).")
-    preferences = as_preferences(preferences)
-    if raters is not None and raters.preferences is not preferences:
+    options, everything = with_changes(options or EvaluateOptions(), changes), as_preferences(preferences)
+    if raters is not None and raters.preferences is not everything:
         raise UsageError("preferences must be raters.preferences: the same votes, counted per pair.")
-    for grouping in groups:
-        check_grouping(grouping, preferences)
-    check_betas(betas)
-    name, representation, everything = "ensemble", None, preferences
+    for grouping in options.groups:
+        check_grouping(grouping, everything)
+    check_betas(options.betas)
+    name, representation, seed = "ensemble", None, options.seed
     if isinstance(subject, str | PathLike) and find_predictor(subject) == "ensemble":
         name, subject = str(subject), RewardEnsemble.load(subject)
-    ensembles = [found for source in (subject, *against) if (found := _ensemble(source)) is not None]
-    measured, left_out = pairs_to_measure(
-        everything, [ensemble.trained_on for ensemble in ensembles], all_prompts=all_prompts
-    )
-    if limit is not None:
-        measured = _sample_pairs(everything, measured, limit, seed)
-    preferences = everything[measured] if not measured.all() else everything
+    trained_on = [one.trained_on for source in (subject, *against) if (one := _ensemble(source)) is not None]
+    measured, left_out = pairs_to_measure(everything, trained_on, all_prompts=options.all_prompts)
+    if options.limit is not None:
+        measured = _sample_pairs(everything, measured, options.limit, seed)
+    votes = everything[measured] if not measured.all() else everything
+    load = partial(load_predictor, preferences=votes, measured=measured, seed=seed, progress=progress)
     if isinstance(subject, RewardEnsemble):
-        inputs = _features(subject, everything if raters else preferences, features, progress)
+        inputs = _features(subject, everything if raters else votes, options.features, progress)
         if raters is not None:
-            trained = None if all_prompts else subject.trained_on
+            trained = None if options.all_prompts else subject.trained_on
             representation = represent(subject, raters, inputs, trained, seed=seed, progress=progress)
-            inputs = inputs[rows_of_texts(preferences, everything)]
-        own, baselines = read_ensemble(subject, preferences, inputs, name)
+            inputs = inputs[rows_of_texts(votes, everything)]
+        own, baselines = read_ensemble(subject, votes, inputs, name)
     elif raters is not None:
         raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
-    elif features:
+    elif options.features:
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
-        own, baselines = load_predictor(subject, preferences, measured=measured, seed=seed, progress=progress), {}
-    rivals = []
-    for other in against:
-        rival = load_predictor(other, preferences, measured=measured, seed=seed, progress=progress)
-        worst = worst_disagreement(rival.votes, rival.weights, preferences)
+        own, baselines = load(subject), {}
+    p, n, prediction = votes.prob_a, votes.n_votes, own.prob_hat
+    others = []
+    for other in map(load, against):
+        worst = worst_disagreement(other.votes, other.weights, votes)
         readings = {
-            reading: compare(share, own.prob_hat, preferences, rival.k, worst)
-            for reading, share in rival.readings.items()
+            reading: compare(share, prediction, votes, other.k, worst) for reading, share in other.readings.items()
         }
-        rivals.append(Rival(rival.name, rival.kind, rival.level, readings, rival.note, rival.usage, rival.personas))
-    p, n, prediction = preferences.prob_a, preferences.n_votes, own.prob_hat
-    measured_figures = replace(measure(own, baselines, preferences), left_out=left_out)
-    record = subject.record if isinstance(subject, RewardEnsemble) else None
+        others.append(OtherPredictor.of(other, level=other.level, readings=readings))
+    figures = replace(measure(own, baselines, votes), left_out=left_out)
     majority = majority_shares(prediction, p, n, seed=seed)
-    by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
+    groups, worst_group = measure_groups(prediction, votes, options.groups, seed=seed)
     return FullEvaluation(
-        **vars(measured_figures),
-        subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note, own.usage, own.personas),
-        headline=headline(measured_figures, record, name),
-        against=rivals,
+        **vars(figures),
+        subject=PredictorInfo.of(own),
+        headline=headline(figures, subject.record if isinstance(subject, RewardEnsemble) else None, name),
+        against=others,
         majority=majority,
         certain_though_contested=certain_though_contested(majority),
-        groups=by_group,
+        groups=groups,
         worst_group=worst_group,
-        adversarial=adversarial_calibration(prediction, p, n, preferences.prompt_index, seed=seed),
-        policy=policy_level(own, preferences, betas, reference, progress),
+        adversarial=adversarial_calibration(prediction, p, n, votes.prompt_index, seed=seed),
+        policy=policy_level(own, votes, options.betas, options.reference, progress),
         representation=representation,
     )
 

@@ -6,7 +6,8 @@ A good average can hide a group that is predicted badly. Results do not depend o
 import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from pluralign.core.random_streams import (
     SIMULATED_VOTES,
     random_stream,
 )
+from pluralign.measuring.leans import WORDS
 from pluralign.theory import calibration
 from pluralign.theory.calibration import expected_calibration_error, strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
@@ -34,75 +36,31 @@ from pluralign.votes.prompts import Prompt, PromptLike
 
 
 Labels: TypeAlias = npt.NDArray[np.object_]
-
-
 DEFAULT_GROUPINGS = ("length", "topic")
-
-
 OWN_GROUPINGS = ("length", "topic", "strata")
-
-
 LENGTH_RATIOS = (1.1, 1.5, 2.5)
 """Edges of the bins of longer ÷ shorter response."""
-
-
 MANY_VALUES = 10
 """A numeric column with more distinct values is split into quartiles."""
-
-
 RARE = 30
 """Values of a column with fewer pairs are grouped together."""
-
-
 PROMPTS_A_TOPIC = 30
-
-
 MOST_TOPICS = 8
-
-
 TOPIC_WORDS = 3
-
-
 ALL_PROMPTS = "all prompts"
 """The topic of prompts that are too few, or too different, to cluster."""
-
-
 VOCABULARY = 2000
-
-
 TOPIC_DIMENSIONS = 32
-
-
 RESTARTS = 4
-
-
 MOST_COMMON = 0.5
 """A word in more than this share of the prompts does not describe a topic."""
-
-
 _WORD = re.compile(r"[^\W\d_]{3,}")
-
-
-FUNCTION_WORDS = frozenset(
-    _WORD.findall(
-        "about above after again against all also any and are because been before being below between both but can "
-        "could did does doing don down during each every few for from further get give had has have having her here "
-        "him his how into its just let like make many may might more most much must not now off one only onto other "
-        "others our out over own please same shall she should some such tell than that the their them then there these "
-        "they think thinking this those through too two under until upon use very want was way well were what when "
-        "where whether which while who whom whose why will with within without would write yes yet you your"
-    )
-)
-
-
-def groupings_of(preferences: PreferenceSet) -> list[str]:
-    """Return the names of all groupings of a data set."""
-    return [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
+FUNCTION_WORDS = frozenset(WORDS["function_words"].split())
 
 
 def check_grouping(grouping: str, preferences: PreferenceSet) -> None:
     """Raise UsageError for an unknown grouping."""
-    known = groupings_of(preferences)
+    known = [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
     if grouping not in known:
         raise UsageError(f"pairs cannot be grouped by {grouping!r}; {did_you_mean(grouping, known)}.")
 
@@ -183,17 +141,15 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
     starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
     """
-    words = [set(_WORD.findall(_text(prompt).lower())) - FUNCTION_WORDS for prompt in prompts]
+    texts = (" ".join(turn.content for turn in Prompt(prompt).turns) for prompt in prompts)
+    words = [set(_WORD.findall(text.lower())) - FUNCTION_WORDS for text in texts]
     k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
-    counts: dict[str, int] = {}
-    for own in words:
-        for word in own:
-            counts[word] = counts.get(word, 0) + 1
+    counts = Counter(word for own in words for word in own)
     telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
     if k == 1 or len(vocabulary) <= k:
         return np.full(len(prompts), ALL_PROMPTS, dtype=object)
-    present = _presence(words, vocabulary)
+    present = presence(words, vocabulary)
     cluster = _clusters(present, k, seed)
     labels = np.empty(len(prompts), dtype=object)
     everywhere = np.asarray(present.mean(axis=0)).ravel()
@@ -205,11 +161,8 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
     return labels
 
 
-def _text(prompt: PromptLike) -> str:
-    return " ".join(turn.content for turn in Prompt(prompt).turns)
-
-
-def _presence(words: Sequence[set[str]], vocabulary: Sequence[str]) -> Any:
+def presence(words: Sequence[Collection[str]], vocabulary: Sequence[str]) -> Any:
+    """Return which texts have which words or phrases, a sparse matrix of 0 and 1, ``(n_texts, n_words)``."""
     column_of = {word: column for column, word in enumerate(vocabulary)}
     columns = [sorted(column_of[word] for word in own if word in column_of) for own in words]
     starts = np.cumsum([0, *map(len, columns)])
@@ -245,9 +198,6 @@ SIMULATIONS = 20
 BINS = 10
 
 
-# --- grouping ---------------------------------------------------------------------------------------------------------
-
-
 # --- calibration within groups ----------------------------------------------------------------------------------------
 
 
@@ -280,7 +230,7 @@ class WorstGroup:
     """Number of groups with enough prompts to be selected."""
 
 
-def judge_groups(
+def measure_groups(
     prob_hat: FloatArray, preferences: PreferenceSet, groupings: Sequence[str], *, seed: int = 0
 ) -> tuple[dict[str, list[Group]], WorstGroup | None]:
     """Return the calibration within each group of each grouping, and the worst group.
@@ -420,6 +370,3 @@ def adversarial_calibration(
         high = float(np.quantile(worst[1:], 0.95))
         found.append(AdversarialGroup(fraction, chosen, float(worst[0]), float(worst[1:].mean()), high))
     return found
-
-
-# --- what is left of disagreement -------------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ figures are saved, never a rater's id or scores.
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
@@ -51,8 +49,8 @@ CLIP = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Predictors:
-    """What the predictions need, for every pair of the data."""
+class PairPredictions:
+    """What the predictions of a rater's votes need, for every pair of the data."""
 
     vote: FloatArray
     """P(a) by each member: u/2 + (1 − u) σ(Δr_j / β), ``(n_pairs, k)``."""
@@ -64,50 +62,8 @@ class Predictors:
     """α, ``(k,)``."""
     soft_bt: FloatArray
     """P(a) by one soft Bradley–Terry reward, ``(n_pairs,)``."""
-    inputs: Array
-    """Features of the distinct texts, scaled so that the mean |x_a − x_b|² is 1, ``(n_items, d)``."""
-    a: npt.NDArray[np.int32]
-    """Text that is response a of each pair, ``(n_pairs,)``."""
-    b: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(
-        cls,
-        ensemble: RewardEnsemble,
-        votes: RaterVotes,
-        difference: FloatArray,
-        average: FloatArray | None,
-        soft_bt: FloatArray,
-        inputs: Array,
-    ) -> "Predictors":
-        """Return the predictors of an ensemble.
-
-        Args:
-            ensemble: the ensemble.
-            votes: the votes to predict.
-            difference: reward_a − reward_b of each member, ``(n_pairs, k)``.
-            average: reward_a − reward_b of the reward for everyone, ``(n_pairs,)``.
-            soft_bt: the shares that the soft BT baseline predicts, ``(n_pairs,)``.
-            inputs: the ensemble's inputs of the distinct texts, ``(n_items, d)``.
-        """
-        items, u = votes.preferences.items(), ensemble.undecided
-        scale = float(np.mean(row_squares(Differences(inputs, items.a, items.b)), dtype=np.float64)) or 1.0
-        return cls(
-            vote=with_undecided(sigmoid(difference / ensemble.temperature), u),
-            chance=person_chances(
-                difference, average, ensemble.weights, ensemble.temperature, u, ensemble.choice_model
-            ),
-            prior=ensemble.choice_model.prior(ensemble.weights),
-            weights=ensemble.weights,
-            soft_bt=soft_bt,
-            inputs=inputs / np.sqrt(scale).astype(inputs.dtype),
-            a=items.a,
-            b=items.b,
-        )
-
-    def differences(self, pairs: npt.NDArray[np.int32]) -> FloatArray:
-        """Return x_a − x_b of some pairs, ``(n, d)``."""
-        return np.asarray(self.inputs[self.a[pairs]] - self.inputs[self.b[pairs]], dtype=np.float64)
+    pairs: Differences
+    """Feature differences, scaled so that the mean |x_a − x_b|² is 1, ``(n_pairs, d)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +120,7 @@ def qualified_raters(votes: RaterVotes, measured: Mask, seed: int) -> IntArray:
 
 
 def score_raters(
-    predictors: Predictors,
+    predictions: PairPredictions,
     votes: RaterVotes,
     measured: Mask,
     *,
@@ -179,7 +135,7 @@ def score_raters(
     fewer than m choices is left out of row m, and so is a rater with fewer than ``MIN_VOTES`` predicted votes.
 
     Args:
-        predictors: the predictions for every pair.
+        predictions: for every pair.
         votes: the votes.
         measured: the prompts whose votes may be predicted, ``(n_prompts,)``. Choices may come from all prompts.
         choices: the numbers m.
@@ -196,7 +152,7 @@ def score_raters(
     for done, rater in enumerate(raters.tolist()):
         own = order[ends[rater] : ends[rater + 1]]
         found: dict[int, list[tuple[IntArray, dict[str, FloatArray], int]]] = {}
-        for m, predicted, probabilities, used in _predict_rater(predictors, votes, own, measured, choices, seed):
+        for m, predicted, probabilities, used in _predict_rater(predictions, votes, own, measured, choices, seed):
             found.setdefault(m, []).append((predicted, probabilities, used))
         for m, parts in found.items():
             y = votes.chose_a[np.concatenate([predicted for predicted, _, _ in parts])]
@@ -227,15 +183,15 @@ def _column(lines: list[FloatArray]) -> FloatArray:
 
 
 def _predict_rater(
-    predictors: Predictors, votes: RaterVotes, own: IntArray, measured: Mask, choices: Sequence[int], seed: int
+    predictions: PairPredictions, votes: RaterVotes, own: IntArray, measured: Mask, choices: Sequence[int], seed: int
 ) -> Iterator[tuple[int, IntArray, dict[str, FloatArray], int]]:
     """Yield (m, predicted votes, probabilities by predictor, choices used) for each part of a rater's prompts."""
     prompt, pair, y = votes.prompt[own], votes.pair[own], votes.chose_a[own]
     random = random_stream(seed, RATER_CHOICES, int(votes.rater[own[0]]))
     prompts = random.permutation(np.unique(prompt[measured[prompt]]))
-    differences = predictors.differences(pair)
+    differences = predictions.pairs.rows(pair.astype(np.int64)).astype(np.float64)
     gram = differences @ differences.T
-    log_likelihood = choice_log_likelihood(predictors.chance[pair], y, 1 - y)
+    log_likelihood = choice_log_likelihood(predictions.chance[pair], y, 1 - y)
     for part in np.array_split(prompts, min(FOLDS, len(prompts))):
         is_predicted = np.isin(prompt, part)
         predicted, pool = np.flatnonzero(is_predicted), random.permutation(np.flatnonzero(~is_predicted))
@@ -243,16 +199,16 @@ def _predict_rater(
             if m > len(pool) or (m == ALL and not len(pool)):
                 continue
             chosen = pool if m == ALL else pool[:m]
-            posterior = person_posterior(log_likelihood[chosen], predictors.prior)
-            chance = predictors.chance[pair[predicted]]
-            of_members, few = predictors.vote[pair[predicted]], chosen[:MAX_OWN_CHOICES]
+            posterior = person_posterior(log_likelihood[chosen], predictions.prior)
+            chance = predictions.chance[pair[predicted]]
+            of_members, few = predictions.vote[pair[predicted]], chosen[:MAX_OWN_CHOICES]
             dual = fit_rater_reward(gram[np.ix_(few, few)], y[few], VARIANCES)
             yield m, own[predicted], {
-                "ensemble": (of_members @ predictors.weights)[:, None],
-                "prior": predicted_choice(chance, predictors.prior)[:, None],
+                "ensemble": (of_members @ predictions.weights)[:, None],
+                "prior": predicted_choice(chance, predictions.prior)[:, None],
                 "posterior": predicted_choice(chance, posterior)[:, None],
                 "member": of_members[:, [int(posterior[:-1].sum(axis=1).argmax())]],
-                "soft_bt": predictors.soft_bt[pair[predicted]][:, None],
+                "soft_bt": predictions.soft_bt[pair[predicted]][:, None],
                 "members": of_members,
                 "own": sigmoid(gram[np.ix_(predicted, few)] @ dual.T),
             }, len(chosen)  # fmt: skip
@@ -323,10 +279,6 @@ class Representation:
     without_rater: int = 0
     """Votes without a rater."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures with the keys of the command line's JSON."""
-        return dict(to_json(self))
-
 
 def represent(
     ensemble: RewardEnsemble,
@@ -362,18 +314,28 @@ def represent(
     baselines = baselines_of(ensemble)
     if "soft_bt" not in baselines:
         raise UsageError("--raters compares with the soft BT baseline, and this ensemble has none: fit it again.")
-    items = votes.preferences.items()
+    items, u, beta, model = votes.preferences.items(), ensemble.undecided, ensemble.temperature, ensemble.choice_model
     inputs = ensemble.members.inputs(features)
-    rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
-    soft_bt = baselines["soft_bt"].prob_hat(Differences(inputs, items.a, items.b))
-    average = None
-    if (theta := ensemble.average_theta) is not None:
-        single = np.asarray(inputs @ theta, dtype=np.float64)
-        average = single[items.a] - single[items.b]
-    predictors = Predictors.of(ensemble, votes, rewards[items.a] - rewards[items.b], average, soft_bt, inputs)
+    pairs = Differences(inputs, items.a, items.b)
+
+    def difference(theta: FloatArray) -> FloatArray:
+        rewards = np.asarray(inputs @ theta, dtype=np.float64)
+        return np.asarray(rewards[items.a] - rewards[items.b])
+
+    of_members, theta = difference(ensemble.members.theta), ensemble.average_theta
+    average = None if theta is None else difference(theta)
+    scale = float(np.mean(row_squares(pairs), dtype=np.float64)) or 1.0
+    predictions = PairPredictions(
+        vote=with_undecided(sigmoid(of_members / beta), u),
+        chance=person_chances(of_members, average, ensemble.weights, beta, u, model),
+        prior=model.prior(ensemble.weights),
+        weights=ensemble.weights,
+        soft_bt=baselines["soft_bt"].prob_hat(pairs),
+        pairs=replace(pairs, inputs=inputs / np.sqrt(scale).astype(inputs.dtype)),
+    )
     prompts = votes.preferences.prompts
     measured = np.ones(len(prompts), dtype=bool) if trained_on is None else ~are_trained(prompts, trained_on)
-    scores = score_raters(predictors, votes, measured, choices=choices, seed=seed, progress=progress)
+    scores = score_raters(predictions, votes, measured, choices=choices, seed=seed, progress=progress)
     if not scores:
         raise DataError(
             f"no rater has votes on two prompts and at least {MIN_VOTES} votes that can be predicted",
@@ -447,7 +409,7 @@ def over_raters(values: FloatArray) -> Interval:
 
 def save_representation(found: Representation, folder: str | os.PathLike[str]) -> Path:
     """Write the figures into the folder of their ensemble, for reports and the page."""
-    return save_beside(Path(folder), REPRESENTATION_FILE, found.to_json())
+    return save_beside(Path(folder), REPRESENTATION_FILE, to_json(found))
 
 
 def load_representation(folder: str | os.PathLike[str]) -> Representation | None:

@@ -17,16 +17,17 @@ member cares less.
 import logging
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -51,34 +52,8 @@ class Trait:
     """How it is counted, in one sentence."""
 
 
-TRAITS = (
-    Trait("length", "longer answers", "shorter answers", "Logarithm of the number of words."),
-    Trait("sentence_length", "longer sentences", "shorter sentences", "Words per sentence."),
-    Trait("structure", "lists", "running prose", "Logarithm of the lines that are list items or headings."),
-    Trait("questions", "asking questions", "not asking questions", "Question marks per word."),
-    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… per word."),
-    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… per word."),
-    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… per word."),
-    Trait("certainty", "confident wording", "less confident wording", "Certainly, clearly, never, always… per word."),
-    Trait("directives", "giving instructions", "leaving the decision open", "Must, should… and imperatives, per word."),
-    Trait("sentiment", "a positive tone", "a negative tone", "Compound sentiment of VADER, from -1 to 1."),
-    Trait(
-        "formality",
-        "formal wording",
-        "informal wording",
-        "Therefore, regarding… minus contractions, okay… per word.",
-    ),
-    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… per word."),
-    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… per word."),
-    Trait("warmth", "a warm tone", "a neutral tone", "Please, thank, sorry, understand, friends, welcome… per word."),
-    Trait("readability", "easy-to-read text", "hard-to-read text", "Flesch reading ease, from groups of vowels."),
-    Trait(
-        "echo",
-        "repeating words of the prompt",
-        "other words than the prompt",
-        "Share of its longer words that the prompt has.",
-    ),
-)
+WORDS = tomllib.loads(files("pluralign").joinpath("measuring/words.toml").read_text(encoding="utf-8"))
+TRAITS = tuple(Trait(**values) for values in WORDS["traits"])
 KEYS = tuple(trait.key for trait in TRAITS)
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
@@ -90,59 +65,16 @@ _CONTRACTION = re.compile(
     r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
 )
 _FIRST_WORD = re.compile(r"(?:^|[.!?…:]\s+|^\s*(?:[-*•]|\d+[.)])\s+)([^\W\d_]+)", re.MULTILINE)
-_COMMANDS = frozenset(re.findall(r"\w+", """
-    add allow ask avoid be begin bring build call check choose come consider create do ensure fix follow get give go
-    help hold join keep leave listen look make put read remember say scrap send set show speak spend start stay stop
-    support take tell think try turn use vote wait wake work write
-"""))  # fmt: skip
 
 
 def _any_of(phrases: str) -> re.Pattern[str]:
     """Return a pattern that matches any of the comma-separated phrases; * matches any ending."""
-    escaped = (re.escape(phrase.strip()).replace(r"\*", r"\w*") for phrase in phrases.split(","))
+    escaped = (re.escape(" ".join(phrase.split())).replace(r"\*", r"\w*") for phrase in phrases.split(","))
     return re.compile(rf"\b(?:{'|'.join(escaped)})\b", re.IGNORECASE)
 
 
-_COUNTED = {
-    "second_person": _any_of("you, your, yours, yourself, yourselves"),
-    "hedging": _any_of(
-        "may, might, perhaps, maybe, possibl*, probabl*, seem, seems, likely, unlikely, somewhat, presumabl*, "
-        "apparently, arguabl*, suppose, guess, wonder, tend, tends, not sure, unsure, not certain, uncertain*, "
-        "depend, depends, depending, as far as i, in my opinion, i think, i believe, it appears, in some cases, to "
-        "some extent, i lean, some doubts, could be, if i"
-    ),
-    "certainty": _any_of(
-        "certain, certainly, clear, clearly, definite*, absolute*, obvious*, undoubted*, of course, no doubt, "
-        "without any doubt, without doubt, beyond doubt, always, never, firmly, fully, completely, totally, "
-        "utterly, without question, nothing will, surely"
-    ),
-    "directives": _any_of("must, should, shall, ought, need to, needs to, have to, has to, let us, let's, had better"),
-    "formal": _any_of(
-        "therefore, furthermore, moreover, consequently, accordingly, nevertheless, nonetheless, hence, thus, "
-        "regarding, concerning, with respect to, with reference to, with due respect, in accordance, pursuant, "
-        "subsequent*, prior to, whereas, thereby, herein, in conclusion, in addition, additionally, respective*, "
-        "honourable, submit*, consultation, the record, in order to, upon"
-    ),
-    "informal": _any_of(
-        "okay, ok, yeah, yep, nope, hey, hi, wow, kinda, gonna, wanna, gotta, stuff, guys, kids, awesome, cool, "
-        "crap, damn, lol, nonsense, rubbish, waffle, come on, frankly, sick of, crying out loud, a lot, lots of, "
-        "pretty much, dumb"
-    ),
-    "examples": _any_of(
-        "for example, for instance, e.g, such as, example*, story, stories, last year, last week, yesterday, "
-        "hundred*, thousand*, million*, billion*, percent*, per cent, pounds, dollars, euros"
-    ),
-    "balance": _any_of(
-        "however, although, though, whereas, on the one hand, on the other hand, on one hand, both, either, "
-        "neither, balance*, compromise*, middle, halfway, trade-off*, tradeoff*, pros, cons, at the same time, "
-        "nevertheless, nonetheless, while some, two sides, each side, yet"
-    ),
-    "warmth": _any_of(
-        "please, thank*, sorry, grateful*, gratitude, appreciat*, understand*, welcome*, kindly, kindness, friend*, "
-        "dear, warm*, heart*, love*, lovely, hug, bless, hope, care, caring, glad, happy, together, respect*, "
-        "sympath*, empath*"
-    ),
-}
+_COUNTED = {name: _any_of(phrases) for name, phrases in WORDS["counted"].items()}
+_COMMANDS = frozenset(WORDS["commands"].split())
 
 
 def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray:
@@ -255,8 +187,6 @@ def _vader() -> Any:
     return LinearTimeAnalyzer()
 
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
 SIGNIFICANCE = 0.05
 """Probability of any false claim on all cards of an ensemble together, for traits and for words."""
 MIN_LEAN = 0.1
@@ -291,6 +221,23 @@ class Lean:
     claim: str
     """Claim for a card, such as "prefers longer answers"; empty if the lean is small or not significant."""
 
+    @property
+    def phrase(self) -> str:
+        """The claim about a trait without its verb."""
+        return self.claim.removeprefix(PREFERS).removeprefix(CARES_LESS)
+
+    def shares(self, side: int = 0) -> tuple[float, float, float]:
+        """Return the shares of pairs in which the member, all members and people choose one side.
+
+        Args:
+            side: 1 for the responses with more of it, −1 for those with less, 0 for the side that the claim is about.
+        """
+        side = side or (1 if self.phrase == TRAITS[KEYS.index(self.trait)].more else -1)
+        own, ensemble, people = (
+            min(max((1 + side * value) / 2, 0.0), 1.0) for value in (self.own, self.ensemble, self.people)
+        )
+        return own, ensemble, people
+
 
 def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
     """Return the votes on a random sample of prompts whose texts have at most ``max_characters``.
@@ -315,138 +262,105 @@ def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
     return held_out[np.isin(votes.prompt_index, order[:n])]
 
 
-# --- contrasts between the two responses of a pair --------------------------------------------------------------------
+# --- tests of leans ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Contrast:
-    """A trait or word, and the pairs whose responses differ in it."""
+    """A trait or phrases, and which response of each pair has more of it."""
 
     name: str
-    prefers_more: str
-    """Claim for a member that prefers more of it."""
-    prefers_less: str
-    """Claim for a member that prefers less of it."""
-    cares_less: tuple[str, str]
-    """Claims for a member that cares less than the ensemble about more of it, and about less of it."""
-    rows: IntArray
-    """Indices of the pairs."""
     x: FloatArray
-    """1 if response a has more of it, −1 if response b has, ``(n_rows,)``."""
-    adjust_for_length: bool = True
+    """1 if response a has more of it, −1 if response b has, 0 if neither or if the pair is not tested, ``(n_pairs,)``.
+    """
+    claims: tuple[str, str, str, str]
+    """Of a member that prefers more of it, prefers less, cares less about more of it, and about less of it."""
+    adjusted: bool = True
+    """Whether leans are adjusted for length."""
 
 
 @dataclass(frozen=True, eq=False)
-class Contrasts:
-    """The traits in which the responses of a set of pairs differ."""
+class SignedVotes:
+    """Votes as ±1, and the traits in which the two responses of each pair differ."""
 
-    traits: list[Contrast]
-    """One per trait, in the order of ``TRAITS``."""
+    held_out: HeldOutVotes
+    weights: FloatArray
+    """Of the members, ``(k,)``."""
+    signs: FloatArray
+    """1 if response a has more of a trait, −1 if response b has, else 0, ``(n_pairs, n_traits)``."""
     length: FloatArray
     """Sign and size of the difference in length, the controls of the regression, ``(n_pairs, 2)``."""
-    trait_correlation: FloatArray
-    """Correlation of the signs of every two traits, ``(n_traits, n_traits)``."""
 
+    @classmethod
+    def of(cls, held_out: HeldOutVotes, weights: FloatArray) -> "SignedVotes":
+        """Compare the two responses of each pair in every trait."""
+        votes, items = held_out.preferences, held_out.preferences.items()
+        prompts = [Prompt(prompt).text for prompt in votes.prompts]
+        responses = [str(votes.responses[r]) for r in items.response_index]
+        values = trait_values([prompts[p] for p in items.prompt_index], responses)
+        difference = values[items.a] - values[items.b]
+        length = difference[:, KEYS.index("length")]
+        controls = np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1)
+        signs = np.nan_to_num(np.sign(difference))  # an unmeasured trait does not differ in any pair
+        return cls(held_out, weights, signs, controls)
 
-def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
-    """Compare the two responses of each pair in every trait."""
-    votes, items = held_out.preferences, held_out.preferences.items()
-    prompts = [Prompt(prompt).text for prompt in votes.prompts]
-    responses = [str(votes.responses[r]) for r in items.response_index]
-    values = trait_values([prompts[p] for p in items.prompt_index], responses)
-    difference = values[items.a] - values[items.b]
-    signs = np.nan_to_num(np.sign(difference))  # an unmeasured trait does not differ in any pair
-    length = difference[:, KEYS.index("length")]
-    norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
-    return Contrasts(
-        traits=_trait_contrasts(signs),
-        length=np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1),
-        trait_correlation=(signs.T @ signs) / np.outer(norm, norm),
-    )
+    @property
+    def prompt_index(self) -> IndexArray:
+        """Prompt of each pair, ``(n_pairs,)``."""
+        return self.held_out.preferences.prompt_index
 
+    @cached_property
+    def y(self) -> FloatArray:
+        """2 vote − 1, ``(n_pairs, 2 k + 2)``: members, members relative to the ensemble, people, the ensemble."""
+        members = 2.0 * self.held_out.votes - 1.0
+        ensemble = members @ self.weights
+        people = 2.0 * self.held_out.preferences.prob_a - 1.0
+        return np.column_stack([members, members - ensemble[:, None], people, ensemble])
 
-def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
-    contrasts = []
-    for trait, x in zip(TRAITS, signs.T, strict=True):
-        rows = np.flatnonzero(x)
-        cares_less = (CARES_LESS + trait.more, CARES_LESS + trait.less)
-        contrast = Contrast(
-            trait.key, PREFERS + trait.more, PREFERS + trait.less, cares_less, rows, x[rows], trait.key != "length"
-        )
-        contrasts.append(contrast)
-    return contrasts
+    def trait_leans(self) -> list[tuple[Lean, ...]]:
+        """Return the leans of each member on all traits, at a level corrected for traits × members."""
+        threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * len(TRAITS) * len(self.weights))))
+        leans = []
+        for trait, x in zip(TRAITS, self.signs.T, strict=True):
+            claims = (PREFERS + trait.more, PREFERS + trait.less, CARES_LESS + trait.more, CARES_LESS + trait.less)
+            leans.append(self.leans(Contrast(trait.key, x, claims, adjusted=trait.key != "length"), threshold))
+        return list(zip(*leans, strict=True))
 
+    def leans(self, contrast: Contrast, threshold: float) -> list[Lean]:
+        """Return the lean of each member on a contrast, NaN for fewer than ``ENOUGH_CLUSTERS`` prompts.
 
-# --- regressions ------------------------------------------------------------------------------------------------------
-
-
-def measure_leans(
-    contrasts: list[Contrast], length: FloatArray, held_out: HeldOutVotes, weights: FloatArray
-) -> list[list[Lean]]:
-    """Return the lean of each member on each contrast.
-
-    Args:
-        contrasts: traits. The significance level is corrected for their number times the number of members.
-        length: the controls, ``Contrasts.length``.
-        held_out: the votes that ``contrasts`` were found in.
-        weights: weights of the members, ``(k,)``.
-
-    Returns:
-        One list per member. Leans on contrasts with fewer than ``ENOUGH_CLUSTERS`` prompts are NaN.
-    """
-    k, y = len(weights), signed_votes(held_out, weights)
-    leans: list[list[Lean]] = [[] for _ in range(k)]
-    threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * max(len(contrasts), 1) * k)))
-    for contrast in contrasts:
-        fitted = fit_contrast(contrast, y, length, held_out.preferences.prompt_index)
-        for j in range(k):
-            leans[j].append(lean_of(contrast, fitted, j, threshold))
-    return leans
-
-
-def signed_votes(held_out: HeldOutVotes, weights: FloatArray) -> FloatArray:
-    """Return 2 vote − 1, ``(n_pairs, 2 k + 2)``: members, members relative to the ensemble, people, the ensemble."""
-    members = 2.0 * held_out.votes - 1.0
-    ensemble = members @ weights
-    return np.column_stack([members, members - ensemble[:, None], 2.0 * held_out.preferences.prob_a - 1.0, ensemble])
-
-
-def fit_contrast(contrast: Contrast, y: FloatArray, length: FloatArray, prompt_index: IndexArray) -> "AdjustedMean":
-    """Return the leans of the columns of ``signed_votes`` on a contrast; NaN for fewer than 20 prompts."""
-    rows = contrast.rows
-    clusters = np.unique(prompt_index[rows], return_inverse=True)[1]
-    if int(clusters.max(initial=-1)) + 1 < ENOUGH_CLUSTERS:
-        return AdjustedMean(*np.full((3, y.shape[1]), np.nan))
-    controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
-    return adjusted_mean(y[rows], contrast.x, controls, clusters)
-
-
-def lean_of(contrast: Contrast, fitted: "AdjustedMean", j: int, threshold: float) -> Lean:
-    """Return the lean of member j with its claim, if its score statistic exceeds the threshold.
-
-    Args:
-        contrast: the contrast.
-        fitted: the leans of all columns of ``signed_votes``, from ``fit_contrast``.
-        j: the member.
-        threshold: of |z|, corrected for the number of tests.
-    """
-    lean, z, k = fitted.mean, fitted.z, len(fitted.mean) // 2 - 1
-    clear = (np.abs(z) > threshold) & (np.abs(lean) >= MIN_LEAN)
-    own, relative, ensemble = float(lean[j]), float(lean[k + j]), float(lean[-1])
-    prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
-    preference = contrast.prefers_more if relative > 0 else contrast.prefers_less
-    claim = preference if prefers else contrast.cares_less[relative > 0]
-    return Lean(
-        trait=contrast.name,
-        own=own,
-        relative=relative,
-        standard_error=float(fitted.standard_error[k + j]),
-        z=float(z[k + j]),
-        ensemble=ensemble,
-        people=float(lean[-2]),
-        pairs=len(contrast.rows),
-        claim=claim if clear[k + j] else "",
-    )
+        A lean has a claim if |z| exceeds the threshold, which is corrected for the number of tests.
+        """
+        rows, k = np.flatnonzero(contrast.x), len(self.weights)
+        clusters = np.unique(self.prompt_index[rows], return_inverse=True)[1]
+        if int(clusters.max(initial=-1)) + 1 < ENOUGH_CLUSTERS:
+            fitted = AdjustedMean(*np.full((3, self.y.shape[1]), np.nan))
+        else:
+            controls = self.length[rows] if contrast.adjusted else np.empty((len(rows), 0))
+            fitted = adjusted_mean(self.y[rows], contrast.x[rows], controls, clusters)
+        clear = (np.abs(fitted.z) > threshold) & (np.abs(fitted.mean) >= MIN_LEAN)
+        people, ensemble = fitted.mean[-2:].tolist()
+        leans = []
+        for j, (own, relative) in enumerate(
+            zip(fitted.mean[:k].tolist(), fitted.mean[k : 2 * k].tolist(), strict=True)
+        ):
+            more, less, less_about_more, less_about_less = contrast.claims
+            prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
+            claim = (more if prefers else less_about_less) if relative > 0 else (less if prefers else less_about_more)
+            leans.append(
+                Lean(
+                    trait=contrast.name,
+                    own=own,
+                    relative=relative,
+                    standard_error=float(fitted.standard_error[k + j]),
+                    z=float(fitted.z[k + j]),
+                    ensemble=ensemble,
+                    people=people,
+                    pairs=len(rows),
+                    claim=claim if clear[k + j] else "",
+                )
+            )
+        return leans
 
 
 class AdjustedMean(NamedTuple):

@@ -1,8 +1,10 @@
-"""Predictors by name: the folder of an ensemble, a transformers reward model, a file of scores, or personas."""
+"""Predictors by name: the folder of an ensemble, a transformers reward model, a file of scores, or personas.
+
+This module decides which names are known, the columns of score files, and how their rows are matched to pairs.
+"""
 
 import json
 import math
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import DataError
+from pluralign.core.hub import HUB_ID
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -30,14 +33,8 @@ from pluralign.votes.prompts import Prompt, PromptLike
 from pluralign.votes.values import Record, read_prompt, read_response
 
 # --- Scores and probabilities of other models, read from files and matched to pairs by their texts.
-
-
 SCORE_NAMES = ("score", "reward", "rewards")
-
-
 PROB_NAMES = ("prob_hat", "prob")
-
-
 LAYOUTS = (
     "{prompt, response, score} (or reward, or rewards: [k numbers]), {prompt, response_a, response_b, prob_hat} "
     "(or score_a and score_b), or prob_hat alone in the order of the pairs"
@@ -76,8 +73,11 @@ def read_score_file(
     if is_pair and share:
         return _probabilities(path, rows.of_pairs(lambda record: _share(record, share), 1.0, preferences))
     if is_pair and {"score_a", "score_b"} <= columns:
-        difference = rows.of_pairs(lambda record: _number(record, "score_a") - _number(record, "score_b"), 0.0,
-                                   preferences)  # fmt: skip
+
+        def difference_of(record: Record) -> float:
+            return _number(record, "score_a") - _number(record, "score_b")
+
+        difference = rows.of_pairs(difference_of, 0.0, preferences)
         return reward_predictor(str(path), "scores", difference[:, None], np.ones(1), preferences, seed)
     if share and "response" not in columns and not columns & {"response_a", "response_b"}:
         return _probabilities(path, rows.in_order(share, preferences, measured))
@@ -95,22 +95,27 @@ class _Rows:
     bad: BadRows
     records: list[tuple[int, Record]]
 
+    def read(self, use: Callable[[Record], None]) -> None:
+        """Call ``use`` for each row, and report the rows that it refuses."""
+        for row, record in self.records:
+            try:
+                use(record)
+            except RowError as error:
+                self.bad.report(row, error)
+
     def of_texts(self, score: str, preferences: PreferenceSet) -> FloatArray:
         """Return the rewards of each distinct text, ``(n_items, k)``."""
         known: dict[tuple[PromptLike, str], list[float]] = {}
-        for row, record in self.records:
-            try:
-                values = _numbers(record, score)
-                text = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
-                if len(values) != len(next(iter(known.values()), values)):
-                    raise RowError(
-                        "count",
-                        f"{score} has another length than in earlier rows",
-                        "give each text as many rewards",
-                    )
-                _put(known, text, values)
-            except RowError as error:
-                self.bad.report(row, error)
+
+        def use(record: Record) -> None:
+            values = _numbers(record, score)
+            text = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
+            if len(values) != len(next(iter(known.values()), values)):
+                problem = f"{score} has another length than in earlier rows"
+                raise RowError("count", problem, "give each text as many rewards")
+            _put(known, text, values)
+
+        self.read(use)
         items, texts = preferences.items(), texts_of(preferences)
         missing = np.array([text not in known for text in texts])
         self._refuse(missing[items.a] | missing[items.b], preferences, "score")
@@ -119,15 +124,15 @@ class _Rows:
     def of_pairs(self, read: Callable[[Record], float], mirror: float, preferences: PreferenceSet) -> FloatArray:
         """Return a number per pair, ``(n_pairs,)``. The reversed pair has the value ``mirror`` − number."""
         known: dict[tuple[PromptLike, str, str], float] = {}
-        for row, record in self.records:
-            try:
-                prompt = read_prompt(record.get("prompt"))
-                a, b = (read_response(record.get(name), name) for name in ("response_a", "response_b"))
-                value = read(record)
-                _put(known, (prompt, a, b), value)
-                _put(known, (prompt, b, a), mirror - value)
-            except RowError as error:
-                self.bad.report(row, error)
+
+        def use(record: Record) -> None:
+            prompt = read_prompt(record.get("prompt"))
+            a, b = (read_response(record.get(name), name) for name in ("response_a", "response_b"))
+            value = read(record)
+            _put(known, (prompt, a, b), value)
+            _put(known, (prompt, b, a), mirror - value)
+
+        self.read(use)
         pairs = list(zip(*_texts(preferences), strict=True))
         self._refuse(np.array([pair not in known for pair in pairs]), preferences, "row")
         return np.array([known[pair] for pair in pairs])
@@ -143,12 +148,8 @@ class _Rows:
                 file=self.bad.file,
                 remedy="add prompt, response_a and response_b to each row",
             )
-        values = []
-        for row, record in self.records:
-            try:
-                values.append(_share(record, share))
-            except RowError as error:
-                self.bad.report(row, error)
+        values: list[float] = []
+        self.read(lambda record: values.append(_share(record, share)))
         return np.array(values) if measured is None else np.array(values)[measured]
 
     def _refuse(self, missing: npt.NDArray[np.bool_], preferences: PreferenceSet, what: str) -> None:
@@ -211,9 +212,6 @@ Source: TypeAlias = "RewardEnsemble | Personas | str | PathLike[str]"
 FILE_ENDINGS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".gz")
 
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
 def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub", "file", "personas"]:
     """Return the kind of predictor of this name, without loading it. Raises DataError if the name matches nothing."""
     path = Path(name)
@@ -228,7 +226,7 @@ def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "h
         return "file"
     if path.suffix in FILE_ENDINGS:
         raise DataError("there is no such file", file=str(path), remedy="check the path")
-    if _HUB_ID.fullmatch(str(name)):
+    if HUB_ID.fullmatch(str(name)):
         return "hub"
     remedy = (
         "name a folder that pluralign fit wrote, a reward model (a folder or hub id), a file of scores, or "

@@ -17,14 +17,14 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
-from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, score_held_out
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, held_out_votes
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.learning.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
-from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.load import VotesLike
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 BETA = 5.0
@@ -77,8 +77,8 @@ class Pruning:
     def to_json(self) -> dict[str, Any]:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
         own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
-        after = {"weights": self.ensemble.weights.tolist(), "undecided": self.ensemble.undecided}
-        return dict(to_json(own)) | {"k": self.ensemble.k, **after}
+        after = {"k": self.ensemble.k, "weights": self.ensemble.weights, "undecided": self.ensemble.undecided}
+        return dict(to_json(own | after))
 
     def save(
         self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "", *, overwrite: bool = False
@@ -96,8 +96,8 @@ class Pruning:
 
 
 def prune(
-    ensemble: RewardEnsemble,
-    votes: HeldOutVotes | VotesLike,
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
     beta: float = BETA,
     *,
     only_far: bool = False,
@@ -106,9 +106,9 @@ def prune(
     """Remove the members furthest from the ensemble, at most 1/(β−1) of its weight (Theorem 3).
 
     Args:
-        ensemble: an ensemble of any size.
-        votes: held-out pairs, also as a path, a pandas DataFrame or a list of dicts; without prompts that the ensemble
-            was trained on. Their texts decide which members are removed; their votes measure the error.
+        ensemble: an ensemble of any size, or its folder.
+        votes: held-out pairs, see ``held_out_votes``. Their texts decide which members are removed; their votes measure
+            the error.
         beta: β of the theorem, at least 2; a larger β removes less. Not the regularisation strength of policies.
         only_far: remove only possible outliers, instead of all the weight that the theorem allows.
         progress: called with the number of encoded texts and of all texts.
@@ -123,34 +123,26 @@ def prune(
         >>> pruning.removed_weight <= 0.5, pruning.error_after.mean <= pruning.bound
         (True, True)
     """
-    ensemble = as_ensemble(ensemble)
-    held_out = as_held_out(ensemble, votes, progress)
-    pruning = plan_pruning(ensemble, held_out, beta, only_far=only_far)
-    people = held_out.preferences
-    features = ensemble.features(texts_of(people), progress)
-    evaluation = evaluate_features(pruning.ensemble, people, features)
+    original, held_out = held_out_votes(ensemble, votes, progress=progress)
+    pruning = plan_pruning(original, held_out, beta, only_far=only_far)
+    people, pruned, record = held_out.preferences, pruning.ensemble, original.record
+    evaluation = evaluate_features(pruned, people, original.features(texts_of(people), progress))
+    test = evaluation.test
     size = HistoryRow(
-        k=pruning.ensemble.k,
-        train_brier=math.nan,
-        test_brier=evaluation.test.brier,
-        test_brier_corrected=evaluation.test.brier_corrected,
-        weights=pruning.ensemble.weights.tolist(),
-        undecided=pruning.ensemble.undecided,
-    )
-    record = ensemble.record
-    if record.data is not None:
-        record = replace(record, data=replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts)))
+        pruned.k, math.nan, test.brier, test.brier_corrected, pruned.weights.tolist(), pruned.undecided
+    )  # fmt: skip
+    data = record.data and replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts))
+    removal = (pruning.removed, pruning.removed_weight, pruning.epsilon, pruning.bound)
     record = replace(
         record,
-        k=pruning.ensemble.k,
+        k=pruned.k,
+        data=data,
         history=[size],  # the sizes of the original ensemble are not sizes of this one
         bound=None,
         evaluation=evaluation,
-        pruned=PruneRecord(
-            ensemble.k, beta, only_far, pruning.removed, pruning.removed_weight, pruning.epsilon, pruning.bound
-        ),
+        pruned=PruneRecord(original.k, beta, only_far, *removal),
     )
-    return replace(pruning, ensemble=replace(pruning.ensemble, record=record))
+    return replace(pruning, ensemble=replace(pruned, record=record))
 
 
 def refuse_to_replace(
@@ -167,18 +159,6 @@ def refuse_to_replace(
         pruned = None
     if pruned is None or pruned.source != str(source):
         raise UsageError(f"{folder} holds another ensemble: name another folder, or use --overwrite.")
-
-
-def as_held_out(
-    ensemble: RewardEnsemble, votes: HeldOutVotes | VotesLike, progress: Progress | None = None
-) -> HeldOutVotes:
-    """Return votes with the ensemble's rewards. Raises DataError if the rewards are those of another ensemble."""
-    if not isinstance(votes, HeldOutVotes):
-        return score_held_out(ensemble, as_preferences(votes), progress)
-    if votes.rewards.shape[1] != ensemble.k:
-        problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {ensemble.k}"
-        raise DataError(problem, remedy="name votes with --data, or fit again")
-    return votes
 
 
 def plan_pruning(
@@ -201,7 +181,7 @@ def plan_pruning(
     epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
     phi = np.asarray(calibration.disagreement(held_out.votes, people.prob_a))
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
-    threshold = guarantees.outlier_threshold(beta, epsilon, least)
+    outlier = calibration.outliers(phi, beta, (beta + 1) * math.sqrt(epsilon), least)
     return Pruning(
         ensemble=pruned,
         held_out=rest,
@@ -222,9 +202,9 @@ def plan_pruning(
         difference=paired_difference(errors[1], errors[0], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         disagreements=phi.tolist(),
         least_disagreement=least,
-        outlier_threshold=threshold,
-        outliers_before=np.flatnonzero(phi > threshold).tolist(),
-        outliers_after=kept[phi[kept] > threshold].tolist(),
+        outlier_threshold=guarantees.outlier_threshold(beta, epsilon, least),
+        outliers_before=np.flatnonzero(outlier).tolist(),
+        outliers_after=kept[outlier[kept]].tolist(),
     )
 
 

@@ -24,7 +24,7 @@ from pluralign.measuring.diversity import (
     score_candidates,
 )
 from pluralign.measuring.evaluate import MajorityShare, majority_shares
-from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import Representation
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
@@ -120,20 +120,21 @@ def collect_report_data(
     else:
         rewards = score_candidates(ensemble, candidates, progress)
     people, share = held_out.preferences, held_out.prob_hat(ensemble)
-    groups, worst = judge_groups(share, people, options.groupings, seed=options.seed)
+    groups, worst = measure_groups(share, people, options.groupings, seed=options.seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
+    cases: list[CaseStudy] = []
+    if ranked:
+        cases = case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=options.containing)
     return ReportData(
         record=record,
         votes=inspect(people),
         majorities=majority_shares(share, people.prob_a, people.n_votes, seed=options.seed),
         groups=groups,
         worst_group=worst,
-        diversity=measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if ranked else None,
+        diversity=measure_diversity(ensemble, rewards, held_out) if ranked else None,
         best_of_n=best_of_n(rewards),
         profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
         certificate=certify(ensemble, held_out),
-        cases=case_studies(ensemble, candidates, options.cases, containing=options.containing, rewards=rewards)
-        if ranked
-        else [],
+        cases=cases,
         representation=representation,
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from pluralign.ensemble.headline import Standing, standing
-from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, VoicesEvidence
+from pluralign.ensemble.headline import WORDS, Standing, standing
+from pluralign.ensemble.record import BASELINE_NAMES, Compared, Evaluation, Scores, VoicesEvidence
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.individuals import MIN_RATERS, Representation, RepresentationRow
 from pluralign.theory.intervals import Interval
@@ -15,16 +15,11 @@ READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)",
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Scores):
     """One row of the comparison: a way to predict the shares."""
 
     name: str
     k: int
-    brier: float
-    brier_corrected: float
-    log_loss: float
-    absolute_error: float
-    """NaN in records of version 0.1."""
     worst: float | None
     """Largest disagreement of a member. None if it has no votes."""
     interval: Interval | None
@@ -50,31 +45,35 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = [
         Prediction(
-            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
-            None if math.isnan(own.interval.low) else own.interval, None, level == evaluation.level,
+            **own.scores,
+            name=_row_name(kind, name, level),
+            k=k,
+            worst=worst,
+            interval=None if math.isnan(own.interval.low) else own.interval,
+            difference=None,
+            judged=level == evaluation.level,
         )
         for level, own in evaluation.levels.items()
-    ]  # fmt: skip
-    others = [
+    ]
+    others: list[tuple[str, Compared]] = [
         (BASELINE_NAMES.get(key, key), other)
         for key, other in evaluation.baselines.items()
         if key != "floor" or floor_is_compared(evaluation)
     ]
-    for rival in full.against if full else []:
-        label = PurePath(rival.name).name
-        others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
-    rows += [
-        Prediction(
-            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.absolute_error,
-            other.worst_disagreement, None, None if math.isnan(other.difference.low) else other.difference, False,
+    for one in full.against if full else []:
+        label = PurePath(one.name).name
+        others += [(_row_name(one.kind, label, reading), other) for reading, other in one.readings.items()]
+    for label, other in others:
+        gap = None if math.isnan(other.difference.low) else other.difference
+        worst = other.worst_disagreement
+        rows.append(
+            Prediction(**other.scores, name=label, k=other.k, worst=worst, interval=None, difference=gap, judged=False)
         )
-        for label, other in others
-    ]  # fmt: skip
     return sorted(rows, key=lambda row: row.brier)
 
 
 def floor_is_compared(evaluation: Evaluation) -> bool:
-    """Return whether the floor is a rival on these votes. With 2–3 votes per pair it is 0 by definition."""
+    """Return whether the floor is compared on these votes. With 2–3 votes per pair it is 0 by definition."""
     floor = evaluation.baselines.get("floor")
     return floor is not None and not math.isnan(floor.brier_corrected)
 
@@ -100,9 +99,17 @@ KINDS: dict[Standing, str] = {"ahead": "good", "level": "level", "behind": "behi
 """How the page marks a verdict."""
 
 
+_COMPARED = {
+    "floor": "a perfect single deterministic reward (the floor)",
+    "soft_bt": "one reward model read as a probability (soft BT)",
+    "constant_half": "always predicting ½",
+}
+"""The baselines that verdicts are about, in words."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """How an ensemble compares with a rival, in one sentence."""
+    """How an ensemble compares with a baseline, in one sentence."""
 
     kind: str
     """``good``, ``level`` (no significant difference) or ``behind``."""
@@ -114,33 +121,18 @@ def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
 
     Constant ½ is mentioned only if the ensemble is not significantly better. The evidence of distinct voices is last.
     """
-    words = {
-        "floor": {
-            "ahead": "Better than a perfect single deterministic reward (the floor)",
-            "behind": "Worse than a perfect single deterministic reward (the floor)",
-            "level": "Not significantly different from a perfect single deterministic reward (the floor)",
-        },
-        "soft_bt": {
-            "ahead": "Better than one reward model read as a probability (soft BT)",
-            "behind": "Worse than one reward model read as a probability (soft BT)",
-            "level": "Not significantly different from one reward model read as a probability (soft BT)",
-        },
-        "constant_half": {
-            "behind": "Worse than always predicting ½",
-            "level": "Not significantly better than always predicting ½",
-        },
-    }
-    for rival, sentences in words.items():
-        found = evaluation.baselines.get(rival)
+    for baseline, name in _COMPARED.items():
+        found = evaluation.baselines.get(baseline)
         if found is None or math.isnan(found.difference.low):
             continue
         gap, where = found.difference, standing(found.difference)
-        if where in sentences:
-            scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
-            text = f"{sentences[where]}: {scores}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %)."
-            if rival == "soft_bt" and where == "behind":
-                text += " A single reward gives one answer for everyone; the members give an answer each."
-            yield Verdict(KINDS[where], text.replace("-0.", "−0."))
+        if (baseline, where) == ("constant_half", "ahead"):
+            continue
+        scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
+        text = f"{WORDS[where]} {name}: {scores}, difference {_from_to(gap)} (95 %)."
+        if (baseline, where) == ("soft_bt", "behind"):
+            text += " A single reward gives one answer for everyone; the members give an answer each."
+        yield Verdict(KINDS[where], text)
     if evaluation.voices is not None:
         yield Verdict("good" if evaluation.voices.evidence else "level", voices_sentence(evaluation.voices))
 
@@ -170,15 +162,14 @@ def _ends(gap: Interval) -> str:
     return f"{gap.mean:+z.4f} [{gap.low:+z.4f}, {gap.high:+z.4f}]".replace("-", "−")
 
 
+def _from_to(gap: Interval) -> str:
+    return f"{gap.low:+z.4f} to {gap.high:+z.4f}".replace("-", "−")
+
+
 # --- The measure of representation in sentences: whether choices help, the comparison with soft BT, and caveats.
 
 
 _GAIN = {"ahead": "improve", "level": "do not significantly change", "behind": "worsen"}
-_AGAINST = {
-    "ahead": "Better than one soft BT reward",
-    "level": "Not significantly different from one soft BT reward",
-    "behind": "Worse than one soft BT reward",
-}
 
 
 def main_row(found: Representation) -> RepresentationRow | None:
@@ -202,20 +193,19 @@ def representation_verdicts(found: Representation) -> Iterator[Verdict]:
         return
     ours, soft_bt, before = (row.predictors[name] for name in ("posterior", "soft_bt", "prior"))
     gain, gap = row.log_loss_gain, ours.log_loss_difference
-    amount = "all choices of" if row.choices is None else f"{row.choices} choices by"
-    subject = f"{amount[0].upper()}{amount[1:]} a rater"
+    subject = "All choices of a rater" if row.choices is None else f"{row.choices} choices by a rater"
     text = (
         f"{subject} {_GAIN[standing(gain)]} the predictions of the rater's other votes: log loss "
-        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {gain.low:+z.4f} to "
-        f"{gain.high:+z.4f} (95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
+        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {_from_to(gain)} "
+        f"(95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
     )
-    yield Verdict(KINDS[standing(gain)], text.replace("-0.", "−0."))
+    yield Verdict(KINDS[standing(gain)], text)
     text = (
-        f"{_AGAINST[standing(gap)]} after these choices: log loss {ours.log_loss.mean:.4f} against "
-        f"{soft_bt.log_loss.mean:.4f}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %); accuracy "
-        f"{ours.accuracy.mean:.1%} against {soft_bt.accuracy.mean:.1%}."
+        f"{WORDS[standing(gap)]} one soft BT reward after these choices: log loss {ours.log_loss.mean:.4f} against "
+        f"{soft_bt.log_loss.mean:.4f}, difference {_from_to(gap)} (95 %); accuracy {ours.accuracy.mean:.1%} against "
+        f"{soft_bt.accuracy.mean:.1%}."
     )
-    yield Verdict(KINDS[standing(gap)], text.replace("-0.", "−0."))
+    yield Verdict(KINDS[standing(gap)], text)
 
 
 def representation_notes(found: Representation) -> Iterator[str]:
@@ -224,13 +214,12 @@ def representation_notes(found: Representation) -> Iterator[str]:
         f"{found.raters:,} of {found.all_raters:,} raters have enough votes. Each rater counts once. "
         "Intervals are over raters."
     )
-    if found.held_out:
-        yield (
-            f"Predicted votes are on {found.prompts:,} held-out prompts. Choices are on other prompts, which may be "
-            "training prompts."
-        )
-    else:
-        yield "The ensemble may have been trained on these prompts; then its scores are too good."
+    yield (
+        f"Predicted votes are on {found.prompts:,} held-out prompts. Choices are on other prompts, which may be "
+        "training prompts."
+        if found.held_out
+        else "The ensemble may have been trained on these prompts; then its scores are too good."
+    )
     if any(row.raters < MIN_RATERS for row in found.rows):
         yield f"Rows with fewer than {MIN_RATERS} raters have no interval."
     if found.without_rater:

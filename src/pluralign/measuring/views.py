@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse, stats
@@ -26,17 +26,16 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.groups import ALL_PROMPTS, FUNCTION_WORDS, topics
+from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
 from pluralign.measuring.leans import (
     DISLIKES_WORD,
     LIKES_WORD,
     PREFERS,
     SIGNIFICANCE,
+    WORDS,
     Contrast,
     Lean,
-    fit_contrast,
-    lean_of,
-    signed_votes,
+    SignedVotes,
 )
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Prompt
@@ -54,14 +53,7 @@ EXCERPT_LENGTH = 180
 _BREAK = re.compile(r"[.!?;:,()\[\]{}\"“”„«»\n\r\t…–—*#|/<>]+")
 _TOKEN = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
-_NOT_A_VIEW = FUNCTION_WORDS | frozenset(re.findall(r"\S+", """
-    able actually almost already although always another anybody anyone anything away back been came come comes done
-    else enough even ever everybody everyone everything far going gone got however i'd i'll i'm i've instead isn't it's
-    keep know less lot made maybe mean means met nobody nor nothing often once ones perhaps put quite rather really say
-    says see seem seems set since somebody someone something soon still sure take than that's themselves therefore thing
-    things though thus today together told took turn upon whole won won't wouldn't you're can't cannot don't doesn't
-    didn't aren't shouldn't let's there's they're we'd we'll we're we've what's who's
-"""))  # fmt: skip
+_NOT_A_VIEW = frozenset((WORDS["function_words"] + WORDS["no_view"]).split())
 
 
 def phrases_of(text: str) -> frozenset[str]:
@@ -112,11 +104,7 @@ def phrase_table(texts: Sequence[str], a: IndexArray, b: IndexArray, *, min_text
     counts = Counter(phrase for of_text in of_texts for phrase in of_text)
     frequent = sorted((phrase for phrase, count in counts.items() if count >= min_texts), key=lambda p: (-counts[p], p))
     phrases = frequent[:MAX_PHRASES]
-    column = {phrase: index for index, phrase in enumerate(phrases)}
-    columns = [sorted(column[phrase] for phrase in of_text if phrase in column) for of_text in of_texts]
-    starts = np.cumsum([0, *map(len, columns)])
-    entries = np.array([index for of_text in columns for index in of_text], dtype=np.int64)
-    present = sparse.csr_array((np.ones(len(entries)), entries, starts), shape=(len(texts), len(phrases)))
+    present = presence(of_texts, phrases)
     difference = sparse.csc_array(present[a] - present[b])
     difference.eliminate_zeros()
     return PhraseTable(phrases, difference)
@@ -204,15 +192,13 @@ class View:
     @property
     def evidence(self) -> str:
         """The shares of pairs in which the member, all members and people choose the preferred side, in words."""
-        sign = 1.0 if self.prefers else -1.0
-        own, everyone, people = (
-            f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}"
-            for value in (self.lean.own, self.lean.ensemble, self.lean.people)
-        )
+        sign = 1 if self.prefers else -1
+        own, everyone, people = self.lean.shares(sign)
         low, high = sorted((50 * sign * self.low, 50 * sign * self.high))
         return (
-            f"{own} of {self.lean.pairs:,} pairs at equal length; all members {everyone}, people {people}; difference "
-            f"from all members {50 * sign * self.lean.relative:+.0f} points, 95 % interval {low:+.0f} to {high:+.0f}"
+            f"{own:.0%} of {self.lean.pairs:,} pairs at equal length; all members {everyone:.0%}, people {people:.0%}; "
+            f"difference from all members {50 * sign * self.lean.relative:+.0f} points, "
+            f"95 % interval {low:+.0f} to {high:+.0f}"
         )
 
 
@@ -228,82 +214,52 @@ class Views:
     """Number of views that were tested, both kinds."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Data:
-    """The votes, and the phrases in which their responses differ."""
-
-    held_out: HeldOutVotes
-    weights: FloatArray
-    y: FloatArray
-    """``signed_votes``, ``(n_pairs, 2 k + 2)``."""
-    length: FloatArray
-    table: PhraseTable
-
-    @property
-    def prompt_index(self) -> IndexArray:
-        return self.held_out.preferences.prompt_index
-
-
 @dataclass(frozen=True)
 class _Proposal:
-    """A view to test: signs of phrases by column, on the pairs of the testing half at ``rows``."""
+    """A view to test: signs of phrases by column, on the pairs of the testing half."""
 
     member: int
     topic: str
     signs: dict[int, float]
-    rows: IntArray
+    testing: Mask
 
 
-def find_views(held_out: HeldOutVotes, weights: FloatArray, length: FloatArray) -> list[Views]:
-    """Return the views of each member that survive on prompts that did not propose them.
-
-    Args:
-        held_out: held-out votes with the rewards of the members.
-        weights: of the members, ``(k,)``.
-        length: controls for length, ``Contrasts.length``.
-    """
-    votes, k = held_out.preferences, len(weights)
-    half = split_prompts(len(votes.prompts))[votes.prompt_index]
-    if k < 2 or min(_n_prompts(held_out, half == side) for side in (0, 1)) < ENOUGH_CLUSTERS:
+def find_views(votes: SignedVotes) -> list[Views]:
+    """Return the views of each member that survive on prompts that did not propose them."""
+    people, k = votes.held_out.preferences, len(votes.weights)
+    half = split_prompts(len(people.prompts))[votes.prompt_index]
+    if k < 2 or min(len(np.unique(votes.prompt_index[half == side])) for side in (0, 1)) < ENOUGH_CLUSTERS:
         return [Views()] * k
-    items = votes.items()
-    texts = [str(votes.responses[r]) for r in items.response_index]
-    table = phrase_table(texts, items.a, items.b, min_texts=2 * MIN_PROMPTS)
-    y = signed_votes(held_out, weights)
-    topic = topics(votes.prompts.tolist(), prompts_a_topic=PROMPTS_A_TOPIC)[votes.prompt_index]
-    data = _Data(held_out, weights, y, length, table)
-    singles: list[_Proposal] = []
-    groups: list[_Proposal] = []
+    table = _table_of(votes, min_texts=2 * MIN_PROMPTS)
+    topic = topics(people.prompts.tolist(), prompts_a_topic=PROMPTS_A_TOPIC)[votes.prompt_index]
+    proposals: list[_Proposal] = []
     for side in (0, 1):
-        proposing, testing = half == side, half != side
-        singles += _propose_phrases(data, proposing, testing)
-        groups += _propose_positions(data, proposing, testing, "")
+        proposals += _propose(votes, table, half == side, half != side, "")
         for name in dict.fromkeys(topic.tolist()):
             if name != ALL_PROMPTS:
-                groups += _propose_positions(data, proposing & (topic == name), testing & (topic == name), name)
-    phrases, positions = _survivors(singles, data), _survivors(groups, data)
+                about = topic == name
+                proposals += _propose(votes, table, (half == side) & about, (half != side) & about, name)
+    phrases, positions = (
+        _survivors([one for one in proposals if (len(one.signs) > 1) == several], votes, table)
+        for several in (False, True)
+    )
     return [
         Views(
             tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
             tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
-            sum(one.member == j for one in (*singles, *groups)),
+            sum(one.member == j for one in proposals),
         )
         for j in range(k)
     ]
 
 
-def telling_phrases(
-    held_out: HeldOutVotes, weights: FloatArray, length: FloatArray
-) -> list[tuple[list[str], list[str]]]:
+def telling_phrases(votes: SignedVotes) -> list[tuple[list[str], list[str]]]:
     """Return the phrases that each member prefers and rejects most clearly on these votes, without a test.
 
-    They serve as material for a description that is checked on other prompts. Arguments as in ``find_views``.
+    They serve as material for a description that is checked on other prompts.
     """
-    votes, items = held_out.preferences, held_out.preferences.items()
-    texts = [str(votes.responses[r]) for r in items.response_index]
-    table = phrase_table(texts, items.a, items.b, min_texts=MIN_PROMPTS)
-    data = _Data(held_out, weights, signed_votes(held_out, weights), length, table)
-    scores = _score_phrases(data, np.ones(len(votes), dtype=bool))
+    table = _table_of(votes, min_texts=MIN_PROMPTS)
+    scores = _score_phrases(votes, table, np.ones(len(votes.y), dtype=bool))
 
     def clearest(z: FloatArray, own: FloatArray) -> list[str]:
         clear = (scores.prompts >= MIN_PROMPTS) & (z > MIN_Z) & (own > 0)
@@ -320,15 +276,16 @@ def split_prompts(n_prompts: int) -> IntArray:
     return half
 
 
-def _n_prompts(held_out: HeldOutVotes, rows: Mask) -> int:
-    return len(np.unique(held_out.preferences.prompt_index[rows]))
+def _table_of(votes: SignedVotes, min_texts: int) -> PhraseTable:
+    people, items = votes.held_out.preferences, votes.held_out.preferences.items()
+    texts = [str(people.responses[r]) for r in items.response_index]
+    return phrase_table(texts, items.a, items.b, min_texts=min_texts)
 
 
 # --- proposals --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Scores:
+class _Scores(NamedTuple):
     """How the relative votes of members move with every phrase, on some pairs."""
 
     z: FloatArray
@@ -339,12 +296,12 @@ class _Scores:
     """Number of prompts that differ in the phrase, ``(n_phrases,)``."""
 
 
-def _score_phrases(data: _Data, pairs: Mask) -> _Scores:
+def _score_phrases(votes: SignedVotes, table: PhraseTable, pairs: Mask) -> _Scores:
     """Score all phrases at once. Length is controlled for over all pairs, not phrase by phrase as in the test."""
-    difference, y, length = sparse.csr_array(data.table.difference)[pairs], data.y[pairs], data.length[pairs]
-    k = y.shape[1] // 2 - 1
+    difference, y, length = sparse.csr_array(table.difference)[pairs], votes.y[pairs], votes.length[pairs]
+    k = len(votes.weights)
     rest = y - length @ np.linalg.lstsq(length, y, rcond=None)[0]
-    by_prompt = _prompt_sums(data, pairs)
+    by_prompt = _prompt_sums(votes, pairs)
     count = np.maximum(np.asarray(abs(difference).sum(axis=0)).ravel(), 1.0)
     z, own = np.zeros((k, difference.shape[1])), np.zeros((k, difference.shape[1]))
     for j in range(k):
@@ -352,45 +309,41 @@ def _score_phrases(data: _Data, pairs: Mask) -> _Scores:
         total, square = np.asarray(sums.sum(axis=0)).ravel(), np.asarray((sums * sums).sum(axis=0)).ravel()
         z[j] = total / np.maximum(np.sqrt(square), 1e-12)
         own[j] = (difference.T @ rest[:, j]) / count
-    return _Scores(z, own, _prompts_of_phrases(data, pairs))
+    return _Scores(z, own, _prompts_of_phrases(votes, table, pairs))
 
 
-def _prompt_sums(data: _Data, pairs: Mask) -> Any:
+def _prompt_sums(votes: SignedVotes, pairs: Mask) -> Any:
     """Return the matrix that sums over the pairs of each prompt, ``(n_prompts, n_chosen_pairs)``."""
-    clusters = np.unique(data.prompt_index[pairs], return_inverse=True)[1]
+    clusters = np.unique(votes.prompt_index[pairs], return_inverse=True)[1]
     shape = (int(clusters.max(initial=-1)) + 1, len(clusters))
     return sparse.csr_array((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))), shape=shape)
 
 
-def _prompts_of_phrases(data: _Data, pairs: Mask) -> IntArray:
+def _prompts_of_phrases(votes: SignedVotes, table: PhraseTable, pairs: Mask) -> IntArray:
     """Return the number of prompts that differ in each phrase, ``(n_phrases,)``."""
-    differs = _prompt_sums(data, pairs) @ abs(sparse.csr_array(data.table.difference)[pairs])
+    differs = _prompt_sums(votes, pairs) @ abs(sparse.csr_array(table.difference)[pairs])
     return np.asarray((differs > 0).sum(axis=0), dtype=np.int64).ravel()
 
 
-def _propose_phrases(data: _Data, proposing: Mask, testing: Mask) -> Iterator[_Proposal]:
-    scores = _score_phrases(data, proposing)
-    # How often a phrase occurs does not depend on votes, so the testing half may be asked for it.
-    usable = (_prompts_of_phrases(data, testing) >= ENOUGH_CLUSTERS) & (scores.prompts >= 2 * MIN_PROMPTS)
-    rows = np.flatnonzero(testing)
-    for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
-        clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
-        for column in _distinct(np.abs(z), clear, data.table.phrases, PHRASES_PROPOSED):
-            yield _Proposal(j, "", {column: float(np.sign(z[column]))}, rows)
-
-
-def _propose_positions(data: _Data, proposing: Mask, testing: Mask, topic: str) -> Iterator[_Proposal]:
-    if len(np.unique(data.prompt_index[testing])) < ENOUGH_CLUSTERS or not proposing.any():
+def _propose(votes: SignedVotes, table: PhraseTable, proposing: Mask, testing: Mask, topic: str) -> Iterator[_Proposal]:
+    """Yield the phrases of each member, if the topic is all prompts, and its position."""
+    if len(np.unique(votes.prompt_index[testing])) < ENOUGH_CLUSTERS or not proposing.any():
         return
-    scores = _score_phrases(data, proposing)
+    scores, enough = _score_phrases(votes, table, proposing), ENOUGH_CLUSTERS
+    # How often a phrase occurs does not depend on votes, so the testing half may be asked for it.
+    usable = (scores.prompts >= 2 * MIN_PROMPTS) & (_prompts_of_phrases(votes, table, testing) >= enough)
     for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
+        if not topic:
+            clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
+            for column in _distinct(np.abs(z), clear, table.phrases, PHRASES_PROPOSED):
+                yield _Proposal(j, "", {column: float(np.sign(z[column]))}, testing)
         signs = {}
         for sign in (1.0, -1.0):
             clear = (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0)
-            for column in _distinct(np.abs(z), clear, data.table.phrases, POSITION_PHRASES):
+            for column in _distinct(np.abs(z), clear, table.phrases, POSITION_PHRASES):
                 signs[column] = sign
         if len(set(signs.values())) == 2:
-            yield _Proposal(j, topic, signs, np.flatnonzero(testing))
+            yield _Proposal(j, topic, signs, testing)
 
 
 def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count: int) -> list[int]:
@@ -408,37 +361,34 @@ def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def _survivors(proposals: Sequence[_Proposal], data: _Data) -> list[list[View]]:
+def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[list[View]]:
     """Return the proposals that survive, by member; a phrase, or the position on a topic, at most once per member."""
     threshold = float(stats.norm.isf(SIGNIFICANCE / max(len(proposals), 1)))
-    survivors: list[dict[object, View]] = [{} for _ in data.weights]
+    survivors: list[dict[object, View]] = [{} for _ in votes.weights]
     for one in proposals:
-        contrast = _contrast(one, data.table)
-        fitted = fit_contrast(contrast, data.y, data.length, data.prompt_index)
-        lean = lean_of(contrast, fitted, one.member, threshold)
+        contrast = _contrast(one, table)
+        lean = votes.leans(contrast, threshold)[one.member]
         if lean.claim:
             key = one.topic if len(one.signs) > 1 else next(iter(one.signs))
-            survivors[one.member].setdefault(key, _view(one, contrast, lean, data))
+            survivors[one.member].setdefault(key, _view(one, contrast, lean, votes, table))
     return [list(of_member.values()) for of_member in survivors]
 
 
 def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
     """Return the pairs of the testing half whose responses differ in the phrases; only the proposed sign is claimed."""
-    columns = list(one.signs)
-    signed = sparse.csc_array(table.difference)[:, columns] @ np.array(list(one.signs.values()))
-    x = np.sign(signed[one.rows])
-    rows = one.rows[x != 0]
+    signed = sparse.csc_array(table.difference)[:, list(one.signs)] @ np.array(list(one.signs.values()))
+    x = np.where(one.testing, np.sign(signed), 0.0)
     (first, sign), *others = one.signs.items()
     if others:
-        return Contrast(one.topic or ALL_PROMPTS, f"{PREFERS}these phrases", "", ("", ""), rows, x[x != 0])
+        return Contrast(one.topic or ALL_PROMPTS, x, (f"{PREFERS}these phrases", "", "", ""))
     # The sign of the phrase stays in ``x``: ``own`` is the lean towards responses that have it.
     phrase = table.phrases[first]
     claims = (f"{LIKES_WORD}“{phrase}”", "") if sign > 0 else ("", f"{DISLIKES_WORD}“{phrase}”")
-    return Contrast(phrase, *claims, ("", ""), rows, sign * x[x != 0])
+    return Contrast(phrase, sign * x, (*claims, "", ""))
 
 
-def _view(one: _Proposal, contrast: Contrast, lean: Lean, data: _Data) -> View:
-    prefers, rejects = (tuple(data.table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
+def _view(one: _Proposal, contrast: Contrast, lean: Lean, votes: SignedVotes, table: PhraseTable) -> View:
+    prefers, rejects = (tuple(table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
     margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
     return View(
         topic=one.topic,
@@ -447,31 +397,41 @@ def _view(one: _Proposal, contrast: Contrast, lean: Lean, data: _Data) -> View:
         lean=lean,
         low=lean.relative - margin,
         high=lean.relative + margin,
-        prompts=len(np.unique(data.prompt_index[contrast.rows])),
-        quotes=tuple(_quotes(data, one.member, contrast, prefers, rejects)),
+        prompts=len(np.unique(votes.prompt_index[contrast.x != 0])),
+        quotes=tuple(_quotes(votes, one.member, contrast.x, prefers, rejects)),
     )
 
 
-def _quotes(data: _Data, j: int, contrast: Contrast, prefers: Sequence[str], rejects: Sequence[str]) -> Iterator[Quote]:
+def _quotes(
+    votes: SignedVotes, j: int, x: FloatArray, prefers: Sequence[str], rejects: Sequence[str]
+) -> Iterator[Quote]:
     """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
-    held_out, rows = data.held_out, contrast.rows
-    votes = held_out.preferences
-    difference, share_a = held_out.difference[rows, j], held_out.votes[rows] @ data.weights
-    with_it = np.where(difference > 0, share_a, 1.0 - share_a)
-    claimed = contrast.x * (1.0 if prefers else -1.0)  # the side that the member should prefer
-    clarity = np.where(claimed * difference > 0, np.abs(difference) * (1.0 - 2.0 * with_it), 0.0)
+    people, (margin, with_it, clarity) = votes.held_out.preferences, distinctness(votes.held_out, votes.weights, j)
+    claimed = x * (1.0 if prefers else -1.0)  # the side that the member should prefer
+    clarity = np.where(claimed * margin > 0, clarity, 0.0)
     shown: set[int] = set()
-    for row in np.argsort(-clarity, kind="stable").tolist():
-        if len(shown) == QUOTES or not clarity[row] > 0:
+    for pair in np.argsort(-clarity, kind="stable").tolist():
+        if len(shown) == QUOTES or not clarity[pair] > 0:
             return
-        pair = rows[row]
-        prompt = int(votes.prompt_index[pair])
-        response = votes.a_index[pair] if contrast.x[row] > 0 else votes.b_index[pair]
-        sentence = excerpt(str(votes.responses[response]), prefers or rejects)
+        prompt = int(people.prompt_index[pair])
+        response = people.a_index[pair] if x[pair] > 0 else people.b_index[pair]
+        sentence = excerpt(str(people.responses[response]), prefers or rejects)
         if sentence and prompt not in shown:
             shown.add(prompt)
-            asked = shortened(Prompt(votes.prompts[prompt]).text, PROMPT_LENGTH)
-            yield Quote(asked, sentence, bool(prefers), float(with_it[row]))
+            asked = shortened(Prompt(people.prompts[prompt]).text, PROMPT_LENGTH)
+            yield Quote(asked, sentence, bool(prefers), float(with_it[pair]))
+
+
+def distinctness(held_out: HeldOutVotes, weights: FloatArray, j: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return how strongly member j prefers a, the weight that votes like it, and how distinct that is, by pair.
+
+    Preferences are reward differences in units of their root mean square. A strong preference with little weight behind
+    it is distinct.
+    """
+    margin = held_out.difference[:, j] / reward_scale(held_out, j)
+    share_a = held_out.votes @ weights
+    with_it = np.where(margin > 0, share_a, 1.0 - share_a)
+    return margin, with_it, np.abs(margin) * (1.0 - 2.0 * with_it)
 
 
 def reward_scale(held_out: HeldOutVotes, j: int) -> float:

@@ -20,7 +20,7 @@ from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than
 from pluralign.measuring import cards
 from pluralign.measuring import leans as traits
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
-from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.verdicts import (
     Prediction,
@@ -441,8 +441,8 @@ def _with_held_out(
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
     sample = traits.sample_prompts(held_out, max_characters)
     candidates, rewards = held_out_candidates(sample)
-    tau = measure_diversity(ensemble, candidates, rewards=rewards, held_out=sample) if candidates else None
-    groups, worst_group = judge_groups(prediction, votes, DEFAULT_GROUPINGS)
+    tau = measure_diversity(ensemble, rewards, sample) if candidates else None
+    groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
     return replace(
         data,
         votes=VoteCounts(len(votes), len(votes.prompts)),
@@ -507,16 +507,4 @@ def _card(profile: cards.Profile) -> MemberCard:
 
 def card_lean(lean: traits.Lean) -> CardLean:
     """Return a claim with the shares of pairs on which the member, all members and people agree with it."""
-    what = lean.claim.removeprefix(traits.PREFERS).removeprefix(traits.CARES_LESS)
-    side = 1 if what == traits.TRAITS[traits.KEYS.index(lean.trait)].more else -1
-
-    def share(value: float) -> float:
-        return min(max((1 + side * value) / 2, 0.0), 1.0)
-
-    return CardLean(
-        claim=lean.claim,
-        pairs=lean.pairs,
-        share=share(lean.own),
-        share_of_all=share(lean.ensemble),
-        share_of_people=share(lean.people),
-    )
+    return CardLean(lean.claim, lean.pairs, *lean.shares())

@@ -15,35 +15,18 @@ from scipy.special import gammaln
 from pluralign.core.arrays import FloatArray
 
 
-def expected_best(rewards: npt.ArrayLike, n: int) -> FloatArray:
-    """Compute the expected reward of the best of n samples, over all subsets of size n of the M given samples.
+def prob_best(m: int, n: int) -> FloatArray:
+    """Compute the probability that the i-th of m samples, worst first, is the best of n drawn: C(i−1, n−1) / C(m, n).
 
-    With rewards sorted r_(1) ≤ … ≤ r_(M), r_(i) is the best of C(i−1, n−1) subsets, so
-
-      E[best of n] = Σ_i C(i−1, n−1) / C(M, n) · r_(i),
-
-    which is unbiased for new samples and uses all M samples, whereas a single subset would use n.
-
-    Args:
-        rewards: rewards of the samples for one prompt, ``(M,)`` or ``(M, n_members)``.
-        n: number of samples that the policy chooses from, at most M.
-
-    Returns:
-        A number, or ``(n_members,)``.
+    With rewards sorted r_(1) ≤ … ≤ r_(m), the expected reward of the best of n is Σ_i prob_i r_(i). It is unbiased for
+    new samples and uses all m samples, whereas a single subset would use n.
 
     Example:
-        >>> round(float(expected_best([1.0, 2.0, 4.0], 2)), 4)
+        >>> round(float(prob_best(3, 2) @ [1.0, 2.0, 4.0]), 4)
         3.3333
     """
-    r = np.sort(np.asarray(rewards, dtype=np.float64), axis=0)
-    m = len(r)
     if not 1 <= n <= m:
         raise ValueError(f"n must be between 1 and the number of samples, {m}, not {n}.")
-    return np.asarray(np.tensordot(_prob_best(m, n), r, axes=1))
-
-
-def _prob_best(m: int, n: int) -> FloatArray:
-    """Return C(i−1, n−1)/C(m, n): the probability that the i-th of m responses, worst first, is the best of n drawn."""
     prob = np.zeros(m)
     prob[n - 1 :] = np.exp(_log_choose(np.arange(n - 1, m), n - 1) - _log_choose(np.array([m]), n))
     return prob
@@ -113,7 +96,7 @@ def best_of_n(rewards: Sequence[npt.ArrayLike]) -> BestOfN | None:
     own, others = np.zeros((k, largest)), np.zeros((k, largest))
     for index, n in enumerate(sizes):
         for of_prompt in lists:
-            prob = _prob_best(len(of_prompt), n)
+            prob = prob_best(len(of_prompt), n)
             for j in range(k):
                 earned = prob @ (of_prompt[np.argsort(of_prompt[:, j], kind="stable")] - base)
                 own[j, index] += earned[j]

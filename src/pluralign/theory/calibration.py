@@ -1,7 +1,7 @@
 """Measures of how well predicted vote shares match observed votes, corrected for the noise of small samples.
 
 Every reported figure is defined here: the Brier score and its correction, the floor, disagreement, and regret.
-Reliability curves are in ``reliability``, confidence intervals in ``intervals``. Functions take arrays and return
+So are reliability curves. Confidence intervals are in ``intervals``. Functions take arrays and return
 arrays or numbers. Nothing is fitted, and the source of a prediction does not matter.
 
 These arguments have the same meaning everywhere, and shape ``(n_pairs,)``:
@@ -22,71 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, Mask
-
-# --- The logistic function. Every room uses this one, so that all figures agree to the last digit.
-
-
-def sigmoid(z: npt.ArrayLike) -> FloatArray:
-    """Return σ(z) = 1 / (1 + exp(−z)) without overflow.
-
-    ``scipy.special.expit`` differs from this formula in the last digit, and fitted figures depend on it.
-
-    Example:
-        >>> sigmoid([-1000.0, 0.0, 1000.0])
-        array([0. , 0.5, 1. ])
-    """
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * np.asarray(z, dtype=np.float64))))
-
-
-# --- Checks of array arguments, shared by the modules of this package.
-
-
-REAL = (-np.inf, np.inf)
-"""Range of any finite number."""
-ROUNDING = 1e-6
-"""Slack for shares and weights: weights once stored as float32 sum to 1 only to about 1e-7."""
-
-
-def checked(
-    name: str,
-    values: npt.ArrayLike,
-    shape: tuple[int, ...] | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    missing: bool = False,
-) -> FloatArray:
-    """Return an argument as an array of floats in [low, high].
-
-    Args:
-        name: name of the argument, for the error message.
-        values: its value.
-        shape: required shape; any one-dimensional shape if None.
-        low: smallest allowed value, up to ``ROUNDING``.
-        high: largest allowed value, up to ``ROUNDING``.
-        missing: allow NaN.
-
-    Raises:
-        ValueError: the array is empty, has another shape, or holds a value outside the range.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    expected = array.shape[:1] if shape is None else shape
-    if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"{name} must be an array with at least one entry, but its shape is {array.shape}.")
-    if array.shape != expected:
-        raise ValueError(f"{name} must have shape {expected}, but it has shape {array.shape}.")
-    valid = np.isfinite(array) & (array >= low - ROUNDING) & (array <= high + ROUNDING)
-    if missing:
-        valid |= np.isnan(array)
-    if not valid.all():
-        raise ValueError(f"{name} must hold numbers between {low:g} and {high:g}, but it holds {array[~valid][0]:g}.")
-    return np.clip(array, low, high)
-
-
-def mean_known(values: FloatArray) -> float:
-    """Return the mean of the entries that are not NaN, or NaN if there are none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
-
 
 MAX_IDENTITY_VOTES = 3
 """Up to this many votes per pair, the corrected floor is 0 by definition (``floor_is_measurable``)."""
@@ -563,3 +498,68 @@ def by_stratum(values: npt.ArrayLike, prob_a: npt.ArrayLike) -> dict[str, tuple[
     masks = strata(prob_a)
     x = checked("values", values, masks["even"].shape, *REAL, missing=True)
     return {name: (int((~np.isnan(x[mask])).sum()), mean_known(x[mask])) for name, mask in masks.items()}
+
+
+# --- The logistic function. Every room uses this one, so that all figures agree to the last digit.
+
+
+def sigmoid(z: npt.ArrayLike) -> FloatArray:
+    """Return σ(z) = 1 / (1 + exp(−z)) without overflow.
+
+    ``scipy.special.expit`` differs from this formula in the last digit, and fitted figures depend on it.
+
+    Example:
+        >>> sigmoid([-1000.0, 0.0, 1000.0])
+        array([0. , 0.5, 1. ])
+    """
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * np.asarray(z, dtype=np.float64))))
+
+
+# --- Checks of array arguments, shared by the modules of this package.
+
+
+REAL = (-np.inf, np.inf)
+"""Range of any finite number."""
+ROUNDING = 1e-6
+"""Slack for shares and weights: weights once stored as float32 sum to 1 only to about 1e-7."""
+
+
+def checked(
+    name: str,
+    values: npt.ArrayLike,
+    shape: tuple[int, ...] | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    missing: bool = False,
+) -> FloatArray:
+    """Return an argument as an array of floats in [low, high].
+
+    Args:
+        name: name of the argument, for the error message.
+        values: its value.
+        shape: required shape; any one-dimensional shape if None.
+        low: smallest allowed value, up to ``ROUNDING``.
+        high: largest allowed value, up to ``ROUNDING``.
+        missing: allow NaN.
+
+    Raises:
+        ValueError: the array is empty, has another shape, or holds a value outside the range.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    expected = array.shape[:1] if shape is None else shape
+    if array.ndim == 0 or array.size == 0:
+        raise ValueError(f"{name} must be an array with at least one entry, but its shape is {array.shape}.")
+    if array.shape != expected:
+        raise ValueError(f"{name} must have shape {expected}, but it has shape {array.shape}.")
+    valid = np.isfinite(array) & (array >= low - ROUNDING) & (array <= high + ROUNDING)
+    if missing:
+        valid |= np.isnan(array)
+    if not valid.all():
+        raise ValueError(f"{name} must hold numbers between {low:g} and {high:g}, but it holds {array[~valid][0]:g}.")
+    return np.clip(array, low, high)
+
+
+def mean_known(values: FloatArray) -> float:
+    """Return the mean of the entries that are not NaN, or NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
+from scipy.special import stdtr
 
 from pluralign.theory.calibration import REAL, checked, mean_known
 
@@ -113,9 +113,7 @@ def paired_difference(
 def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: float = 0.975) -> bool:
     """Whether a mean over pairs is below 0 by a one-sided t-test over clusters; never with fewer than two clusters.
 
-    With S_g the sum over the pairs of cluster g and G clusters, t = mean S_g / (sd S_g / sqrt(G)) is compared with the
-    quantile of Student's t with G - 1 degrees of freedom. It serves choices on validation prompts, of which there may
-    be too few for a bootstrap.
+    It serves choices on validation prompts, of which there may be too few for a bootstrap.
 
     Args:
         values: one value per pair, ``(n_pairs,)``; NaN entries are ignored.
@@ -126,11 +124,28 @@ def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: fl
         >>> clearly_lower([-2.0, -1.0, -2.0], [0, 1, 2]), clearly_lower([-2.0, 1.0, -1.0], [0, 1, 2])
         (True, False)
     """
+    return p_value_above_zero(-np.asarray(values, dtype=np.float64), clusters) < 1.0 - confidence
+
+
+def p_value_above_zero(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
+    """Compute the p-value of a one-sided t-test, over clusters, that a mean over pairs is above 0.
+
+    With S_g the sum over the pairs of cluster g and G clusters, t = mean S_g / (sd S_g / √G) has Student's distribution
+    with G − 1 degrees of freedom under the null hypothesis.
+
+    Returns:
+        The p-value; 1 for fewer than two clusters.
+
+    Example:
+        >>> round(p_value_above_zero([2.0, 1.0, 2.0], [0, 1, 2]), 3)
+        0.019
+    """
     x = checked("values", values, None, *REAL, missing=True)
     known = ~np.isnan(x)
-    _, index = np.unique(np.asarray(clusters)[known], return_inverse=True)
-    sums = np.bincount(index, x[known])
+    sums = np.bincount(np.unique(np.asarray(clusters)[known], return_inverse=True)[1], x[known])
     if len(sums) < 2:
-        return False
-    margin = float(stdtrit(len(sums) - 1, confidence)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
-    return bool(sums.mean() < -margin)
+        return 1.0
+    spread = float(np.std(sums, ddof=1)) / len(sums) ** 0.5
+    if spread == 0.0:
+        return 0.0 if sums.mean() > 0 else 1.0
+    return float(stdtr(len(sums) - 1, -sums.mean() / spread))

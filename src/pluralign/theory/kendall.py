@@ -131,16 +131,17 @@ def weighted_off_diagonal(matrix: npt.ArrayLike, weights: npt.ArrayLike) -> floa
     return float((share * np.nan_to_num(m)).sum() / share.sum()) if share.sum() > 0 else float("nan")
 
 
-def vote_agreement(votes: npt.ArrayLike) -> FloatArray:
-    """Compute the share of pairs where two members prefer the same response: mean [v_i v_j + (1 - v_i)(1 - v_j)].
+def vote_agreement(votes: npt.ArrayLike, others: npt.ArrayLike | None = None) -> FloatArray:
+    """Compute the share of pairs where two voters prefer the same response: mean [v_i w_j + (1 - v_i)(1 - w_j)].
 
     A reward tie, v = 1/2, agrees with every vote half of the time, including its own.
 
     Args:
-        votes: votes of the members, ``(n_pairs, n_members)``.
+        votes: v, votes of the members, ``(n_pairs, n_members)``.
+        others: w, votes of others, ``(n_pairs, n_others)`` (default: the same votes).
 
     Returns:
-        Shares of pairs, ``(n_members, n_members)``.
+        Shares of pairs, ``(n_members, n_others)``.
 
     Example:
         >>> vote_agreement([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
@@ -150,7 +151,8 @@ def vote_agreement(votes: npt.ArrayLike) -> FloatArray:
     v = np.asarray(votes, dtype=np.float64)
     if v.ndim != 2 or not v.size:
         raise ValueError(f"votes must have shape (n_pairs, n_members), but they have shape {v.shape}.")
-    return (v.T @ v + (1.0 - v).T @ (1.0 - v)) / len(v)
+    w = v if others is None else np.asarray(others, dtype=np.float64)
+    return np.asarray((v.T @ w + (1.0 - v).T @ (1.0 - w)) / len(v))
 
 
 def near_copies(tau: npt.ArrayLike, threshold: float = NEAR_COPY) -> list[tuple[int, int]]:

@@ -2,8 +2,9 @@
 
 Alternatives are the numbers 0 … m−1; a ranking lists them best first. A tournament is a matrix: ``shares[i, j]`` is the
 share of people preferring i to j, and ``shares[j, i]`` is 1 − ``shares[i, j]``. Both are NaN for pairs without votes.
-The diagonal is ignored. Whether a tournament comes from any mixture is decided in ``realizability``. Files and names of
-alternatives are read in ``measuring.tournament``.
+The diagonal is ignored. ``decompose`` decides whether a tournament comes from any mixture, and finds the nearest one;
+it needs the ranking of greatest weight (``best_ranking``). Files and names of alternatives are read in
+``measuring.rankings``.
 
 Reference: §3.1, App. C and D of "Pairwise Calibrated Rewards for Pluralistic Alignment".
 """

@@ -1,4 +1,4 @@
-"""Social choice rules: choose one candidate by the pairwise support of weighted members.
+"""Choose one candidate by the pairwise support of weighted members, or a slate that covers the most people.
 
 Weights are real numbers. The voting libraries we examined count ballots and do not accept such weights, so the rules
 are implemented here; each is a few lines over the matrix of pairwise support.

@@ -1,6 +1,5 @@
 """Commands that analyse one ensemble: ``prune``, ``certify``, ``diversity``, ``profile`` and ``report``."""
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,6 @@ from pluralign.cli.inputs import (
     load_held_out_votes,
     needs_extra,
     note_left_out,
-    saved_held_out_votes,
 )
 from pluralign.cli.options import (
     AllPrompts,
@@ -115,33 +113,22 @@ def diversity(
         pluralign diversity ensemble candidates.jsonl --prompt 'school' --json
     """
     from pluralign.cli.render.analysis import diversity_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import load_held_out
-    from pluralign.measuring import diversity as member_rankings
+    from pluralign.measuring.diversity import diversity as measure_diversity
     from pluralign.votes.candidates import load_candidates
 
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out(ensemble) if candidates is None else saved_held_out_votes(ensemble)
-    if candidates is None and held_out:
-        lists, rewards = member_rankings.held_out_candidates(held_out)
-        if not lists:
-            raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
-    else:
+    lists = None
+    if candidates is not None:
         with progress_bar("Reading candidates") as progress:
-            lists = load_candidates(candidates or "-", progress)
+            lists = load_candidates(candidates, progress)
         if repeats := sum(one.repeats for one in lists):
             note(f"dropped {repeats:,} duplicate responses to the same prompt.")
-        lists, left_out = member_rankings.without_trained_candidates(loaded, lists, all_prompts=all_prompts)
-        note_left_out(left_out)
-        with progress_bar("Encoding texts") as progress:
-            rewards = member_rankings.score_candidates(loaded, lists, progress)
-    measured = member_rankings.measure_diversity(loaded, lists, rewards=rewards, held_out=held_out)
-    numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
-    shown = member_rankings.case_studies(
-        loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
-    )
+    with progress_bar("Encoding texts") as progress:
+        found = measure_diversity(
+            ensemble, lists, cases=cases, prompt=prompt or "", all_prompts=all_prompts, progress=progress
+        )
+    note_left_out(found.left_out)
     title = f"{ensemble} on {candidates or 'its held-out prompts'}"
-    emit({**dataclasses.asdict(measured), "cases": shown}, diversity_page(measured, shown, title), as_json)
+    emit(found, diversity_page(found, found.cases, title), as_json)
 
 
 @with_options(RemoteOptions)
@@ -157,9 +144,6 @@ def profile(
             "names as in generate. Saves them in the ensemble folder.",
         ),
     ] = None,
-    check_pairs: Annotated[
-        int, typer.Option(help="With --describe: pairs to check on, two calls per pair and member.")
-    ] = 100,
     all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
@@ -173,47 +157,26 @@ def profile(
     """
     from pluralign.cli.render.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.measuring.cards import (
-        describe_members,
-        load_descriptions,
-        member_profiles,
-        save_descriptions,
-        unnamed_reason,
-        with_descriptions,
-    )
+    from pluralign.measuring.cards import profile as profile_members
     from pluralign.text.remote import language_model
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
-    profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
-    written = load_descriptions(ensemble) if data is None and not describe else None
-    if describe:
-        with progress_bar(f"Describing members with {describe}") as progress:
-            written = describe_members(
-                held_out,
-                loaded.weights,
-                language_model(describe, remote_options),
-                pairs=check_pairs,
-                concurrency=remote_options.concurrency if remote_options.base_url else 1,
-                seed=seed,
-                progress=progress,
-            )
-        if data is None:
-            save_descriptions(written, ensemble)
-    profiles = with_descriptions(profiles, written)
-    prompts = len(votes.prompts)
-    result = {
-        "members": profiles,
-        "described": written.usage if written else None,
-        "unnamed": unnamed_reason(profiles, prompts),
-        "undecided": loaded.undecided,
-        "pairs": len(votes),
-        "prompts": prompts,
-        "left_out": held_out.left_out,
-    }
-    emit(result, profile_page(profiles, prompts, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+    votes = None
+    if data is not None or all_prompts:
+        loaded = RewardEnsemble.load(ensemble)
+        votes = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+    with progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
+        found = profile_members(
+            ensemble,
+            votes,
+            describe=language_model(describe, remote_options) if describe else None,
+            concurrency=remote_options.concurrency if remote_options.base_url else 1,
+            seed=seed,
+            progress=progress,
+        )
+    title = f"{ensemble} on {data or 'its held-out votes'}"
+    emit(found, profile_page(found.members, found.prompts, title), as_json)
 
 
 def report(

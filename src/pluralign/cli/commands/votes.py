@@ -51,8 +51,8 @@ def rankings(
         echo '{"alternatives": ["tea", "coffee"], "pairs": [[0, 1, 3, 1]]}' | pluralign rankings - --json
     """
     from pluralign.cli.render.analysis import rankings_page
-    from pluralign.measuring.tournament import load_tournament
-    from pluralign.measuring.tournament import rankings as find_rankings
+    from pluralign.measuring.rankings import load_tournament
+    from pluralign.measuring.rankings import rankings as find_rankings
 
     tournament = load_tournament(file)
     with progress_bar(f"Searching rankings of {len(tournament.alternatives)} alternatives") as progress:

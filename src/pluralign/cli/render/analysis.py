@@ -12,7 +12,7 @@ from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import CaseStudy, Diversity
 from pluralign.measuring.pruning import Pruning
-from pluralign.measuring.tournament import RankingResult
+from pluralign.measuring.rankings import RankingResult
 from pluralign.publishing import tables
 from pluralign.publishing.tables import Cell, Table, cut, number
 from pluralign.theory.guarantees import outlier_weight_bound
@@ -206,8 +206,8 @@ def _verdict(result: RankingResult) -> Iterator[RenderableType]:
         yield Text("Not decided: the search found no rankings that give every share, and no proof against them.\n")
     else:
         yield Text("Not realizable: no mixture of rankings gives these shares.", style="bold red")
-    if result.certificate:
-        yield Text(f"{result.certificate.in_words}\n")
+    if result.in_words:
+        yield Text(f"{result.in_words}\n")
     nearest = (
         "The nearest mixture"
         if result.exact

@@ -1,7 +1,6 @@
-"""``rankings``: read a weighted tournament with named alternatives, and decompose it into rankings.
+"""``rankings``: one context with named alternatives, decomposed into rankings.
 
-This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings`` and
-``theory.rankings``.
+This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings``.
 """
 
 import csv
@@ -11,21 +10,21 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.json_values import to_json
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.theory.calibration import brier
 from pluralign.theory.rankings import (
     MAX_ALTERNATIVES,
     Decomposition,
+    Ranking,
     ViolatedInequality,
     decompose,
     sample_rankings,
@@ -48,18 +47,11 @@ class Tournament:
 
 
 @dataclass(frozen=True)
-class NamedCertificate(ViolatedInequality):
-    """A violated inequality, and a sentence about it with the names of the alternatives."""
-
-    in_words: str
-
-
-@dataclass(frozen=True)
 class RankingSample:
     """Rankings of equal weight drawn from an ensemble (Theorem 2)."""
 
     k: int
-    rankings: list[list[int]]
+    rankings: Sequence[Ranking]
     error: float
     """Calibration error of the sample to the ensemble, over the known pairs."""
     expected_error: float
@@ -67,33 +59,18 @@ class RankingSample:
     """1/(4k), an upper bound on the expected error."""
 
 
-@dataclass(frozen=True)
-class RankingResult:
-    """The result of ``pluralign rankings``; ``theory.rankings.Decomposition`` explains the figures."""
+@dataclass(frozen=True, eq=False)
+class RankingResult(Decomposition):
+    """The mixture of rankings nearest to a tournament, with the names of the alternatives."""
 
-    alternatives: list[str]
+    alternatives: Sequence[str]
     pairs: int
     """Number of known pairs."""
-    realizable: bool | None
-    """None if not decided."""
-    exact: bool
-    distance: float
-    distance_at_least: float
-    residual: float
-    rankings: list[list[int]]
-    """Indices of alternatives, best first; in order of decreasing weight."""
-    weights: list[float]
     size_at_most: int
     """Upper bound on the number of rankings needed (Carathéodory)."""
-    nearest: list[list[float]]
-    certificate: NamedCertificate | None
-    """Proof that no mixture of rankings gives the shares, if ``realizable`` is False."""
+    in_words: str
+    """The certificate as a sentence with names; empty if there is none."""
     sample: RankingSample | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result with the keys of the command line's JSON; there is a ``sample`` only if one was drawn."""
-        parts = (part.name for part in fields(self) if part.name != "sample" or self.sample)
-        return {name: to_json(getattr(self, name)) for name in parts}
 
 
 def load_tournament(source: str | os.PathLike[str]) -> Tournament:
@@ -128,53 +105,41 @@ def load_tournament(source: str | os.PathLike[str]) -> Tournament:
 
 
 def rankings(
-    tournament: Tournament, k: int | None = None, seed: int = 0, progress: Progress | None = None
+    source: Tournament | str | os.PathLike[str],
+    k: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> RankingResult:
     """Find the mixture of rankings nearest to a tournament, and decide whether it gives the shares exactly.
 
     Args:
-        tournament: shares and names.
+        source: shares and names, or a file of them (``load_tournament``).
         k: also draw k rankings of equal weight from the mixture (Theorem 2).
         seed: random seed of that draw, and of the local search, which is used for many alternatives.
         progress: called with the number of rounds.
 
     Example:
         >>> result = rankings(Tournament(("tea", "coffee"), np.array([[np.nan, 0.75], [0.25, np.nan]])))
-        >>> result.realizable, result.rankings, [round(weight, 6) for weight in result.weights]
-        (True, [[0, 1], [1, 0]], [0.75, 0.25])
+        >>> result.realizable, result.rankings, [round(weight, 6) for weight in result.weights.tolist()]
+        (True, ((0, 1), (1, 0)), [0.75, 0.25])
     """
-    decomposition = decompose(tournament.shares, seed=seed, progress=progress)
-    known = np.triu(~np.isnan(tournament.shares), 1)
-    proof = decomposition.certificate
+    tournament = source if isinstance(source, Tournament) else load_tournament(source)
+    found = decompose(tournament.shares, seed=seed, progress=progress)
+    known, sample = np.triu(~np.isnan(tournament.shares), 1), None
+    if k is not None:
+        drawn = sample_rankings(found.rankings, found.weights, k, seed)
+        error = brier(tournament_of(drawn, np.full(k, 1 / k))[known], found.nearest[known])
+        expected = sampling_error(np.where(known | known.T, found.nearest, np.nan), k)
+        sample = RankingSample(k, drawn, error, expected, bound=1 / (4 * k))
+    pairs = int(known.sum())
+    proof = in_words(found.certificate, tournament.alternatives) if found.certificate else ""
     return RankingResult(
-        alternatives=list(tournament.alternatives),
-        pairs=int(known.sum()),
-        realizable=decomposition.realizable,
-        exact=decomposition.exact,
-        distance=decomposition.distance,
-        distance_at_least=decomposition.distance_at_least,
-        residual=decomposition.residual,
-        rankings=[list(ranking) for ranking in decomposition.rankings],
-        weights=decomposition.weights.tolist(),
-        size_at_most=int(known.sum()) + 1,
-        nearest=decomposition.nearest.tolist(),
-        certificate=_named(proof, tournament.alternatives) if proof else None,
-        sample=None if k is None else _sample(decomposition, known, k, seed),
-    )
-
-
-def _named(certificate: ViolatedInequality, names: Sequence[str]) -> NamedCertificate:
-    return NamedCertificate(**vars(certificate), in_words=in_words(certificate, names))
-
-
-def _sample(decomposition: Decomposition, known: Mask, k: int, seed: int) -> RankingSample:
-    drawn, nearest = sample_rankings(decomposition.rankings, decomposition.weights, k, seed), decomposition.nearest
-    return RankingSample(
-        k=k,
-        rankings=[list(ranking) for ranking in drawn],
-        error=brier(tournament_of(drawn, np.full(k, 1 / k))[known], nearest[known]),
-        expected_error=sampling_error(np.where(known | known.T, nearest, np.nan), k),
-        bound=1 / (4 * k),
+        **vars(found),
+        alternatives=tournament.alternatives,
+        pairs=pairs,
+        size_at_most=pairs + 1,
+        in_words=proof,
+        sample=sample,
     )
 
 
