@@ -247,7 +247,7 @@ def test_the_gate_warns_of_generated_texts_only(ensemble: RewardEnsemble, held_o
     assert not any("with care" in note for note in given)
 
 
-def test_words_steer_by_their_meaning(
+def test_words_have_a_meaning(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     likings = SimpleNamespace(match=lambda _, __: MeaningMatch(np.array([0.1, 0.8, 0.1])))

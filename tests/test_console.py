@@ -124,48 +124,30 @@ def test_a_terminal_without_unicode_gets_escapes(write_jsonl: WriteLines, monkey
 # --- progress without a terminal --------------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that tests set."""
-
+def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[str]:
+    """The lines of work whose steps take so many seconds each."""
+    lines: list[str] = []
     now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    progress = plain_progress(words, PlainLines(lines.append, lambda: now))
+    for done, total in steps:
+        now += seconds
+        progress(done, total)
+    return lines
 
 
 def test_short_work_prints_nothing() -> None:
-    lines: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
-    for done in range(1, 6):
-        clock.now += FIRST_SECONDS / 6
-        progress(done, 5)
-    assert lines == []
+    assert printed("Encoding texts", FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
-    slow: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Tuning", PlainLines(slow.append, clock))
-    for done in range(1, 601):
-        clock.now += 1
-        progress(done, 1_000_000)
+    slow = printed("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
     assert len(slow) == 600 // MOST_SECONDS
-    fast: list[str] = []
-    progress = plain_progress("Reading", PlainLines(fast.append, clock))
-    for done in range(1, 61):
-        clock.now += 1
-        progress(done, 60)
+    fast = printed("Reading", 1, [(done, 60) for done in range(1, 61)])
     assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
-    lines: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Reading", PlainLines(lines.append, clock))
-    for done, total in ((7, 0), (90, 100), (10, 100)):
-        clock.now += MOST_SECONDS
-        progress(done, total)
+    lines = printed("Reading", MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
@@ -197,10 +179,9 @@ def test_a_long_fit_names_its_stages(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize("arguments", [["--version"], ["inspect", "demo:300"], ["inspect", "demo:300", "--json"]])
 def test_a_full_disk_behind_stdout_is_one_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pluralign", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "pluralign", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "pluralign: the output cannot be written: no space left on device.\n")
 
 
@@ -214,9 +195,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(arguments: list[str]) -> None
 )
 def test_closed_streams_are_no_traceback(redirection: str, code: int, sentence: str) -> None:
     command = f"{sys.executable} -m pluralign inspect - {redirection}"
-    done = subprocess.run(
-        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", sentence)
 
 

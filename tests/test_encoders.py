@@ -489,9 +489,7 @@ def test_a_damaged_vector_is_encoded_again() -> None:
     assert cache.get(["x"])[0] is not None
 
 
-def test_an_unwritable_cache_is_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     items = [("Tea?", "Yes."), ("Tea?", "No.")]
     expected = encode(items, HashingEncoder(8), cache=False)
     (tmp_path / "file").touch()
@@ -601,9 +599,7 @@ def test_layers_of_an_encoder_are_pooled_side_by_side(bert_folder: Path, layers:
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize(("layers", "numbers"), [("0,1,3", [0, 1, 3]), ("0", [0]), ("auto", [3]), ("last", [LAYERS])])
-def test_a_decoder_is_cut_after_its_last_layer(
-    llama_folder: Path, layers: str, numbers: list[int], pooling: str
-) -> None:
+def test_a_decoder_ends_at_its_last_layer(llama_folder: Path, layers: str, numbers: list[int], pooling: str) -> None:
     cut = max(*numbers, 1)
     encoder: Any = load_encoder(str(llama_folder), layers=layers, pooling=pooling)  # type: ignore[arg-type]
     assert len(encoder._model[0].model.layers) == cut
@@ -622,9 +618,7 @@ def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 100])
-def test_missing_or_cut_weights_are_data_errors(
-    llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
-) -> None:
+def test_missing_or_cut_weights_are_named(llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int) -> None:
     whole: Any = load_encoder(str(bert_folder), layers="last")
     saved, transformer = tmp_path / "saved", importlib.import_module("sentence_transformers").SentenceTransformer
     transformer(modules=list(whole.load_model())).save(str(saved), create_model_card=False)

@@ -48,9 +48,8 @@ def make_ensemble(features: TextFeatures, *, axes: bool = False) -> RewardEnsemb
     if axes:
         scaled = replace(scaled, axes=np.linalg.qr(random.normal(size=(wide, 7)))[0].astype(np.float32))
     theta = random.normal(size=(scaled.dimension, 2)) / np.sqrt(scaled.dimension)
-    record = FitRecord(
-        data=DataSummary("/secret/votes.jsonl", "ab12", 10, 5, 4, 2), options={"encoder": "/secret/bert"}
-    )
+    data = DataSummary("/secret/votes.jsonl", "ab12", 10, 5, 4, 2)
+    record = FitRecord(data=data, options={"encoder": "/secret/bert"})
     weights = np.array([0.25, 0.75])
     return RewardEnsemble(LinearMembers(scaled, theta), weights, features, undecided=0.2, record=record)
 
@@ -79,10 +78,8 @@ def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of sentence-transformers: state of the first token, at length 1."""
     folder = write_bert(tmp_path_factory.mktemp("models") / "sentence-bert")
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (path, kind) in enumerate(kinds.items())
-    ]
+    named = [(str(i), path, f"sentence_transformers.models.{kind}") for i, (path, kind) in enumerate(kinds.items())]
+    modules = [{"idx": int(name), "name": name, "path": path, "type": kind} for name, path, kind in named]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
@@ -135,9 +132,10 @@ def test_layers_of_a_bert_survive_with_the_encoder_beside(bert: Path, tmp_path: 
     assert index["reader"]["layers"] == [0, 2]
     assert (tmp_path / "out" / "encoder" / "model.safetensors").is_file()
     written = "".join(path.read_text() for path in (tmp_path / "out").glob("*.*") if path.suffix != ".safetensors")
-    assert "/secret" not in written
-    assert str(tmp_path) not in written
-    assert str(bert) not in written
+    assert not [private for private in ("/secret", str(tmp_path), str(bert)) if private in written]
+    write_bert(tmp_path / "out" / "encoder", initializer_range=0.1)
+    with pytest.raises(ValueError, match="is not the one that the ensemble was fitted with"):
+        RewardModel.from_pretrained(tmp_path / "out").rewards(PLAIN)
 
 
 @pytest.mark.slow
@@ -176,18 +174,6 @@ def test_a_sentence_encoder_with_other_modules_is_refused(sentence_bert: Path, t
         frozen_export.describe_reader(TextFeatures("other", surface=False), ModelEncoder(tmp_path / "other", ""))
 
 
-@pytest.mark.slow
-def test_another_encoder_in_its_place_is_noticed(bert: Path, tmp_path: Path) -> None:
-    ensemble = make_ensemble(TextFeatures(str(bert)))
-    ensemble.save(tmp_path / "dir")
-    export(tmp_path / "dir", tmp_path / "out")
-    model = RewardModel.from_pretrained(tmp_path / "out")
-    np.testing.assert_allclose(model.rewards(PLAIN), ensemble.rewards(ITEMS), atol=1e-4)
-    write_bert(tmp_path / "out" / "encoder", initializer_range=0.1)
-    with pytest.raises(ValueError, match="is not the one that the ensemble was fitted with"):
-        RewardModel.from_pretrained(tmp_path / "out").rewards(PLAIN)
-
-
 def test_the_script_predicts_shares_and_gives_reward_functions(tmp_path: Path) -> None:
     ensemble = make_ensemble(TextFeatures("none"))
     ensemble.save(tmp_path / "dir")
@@ -216,10 +202,9 @@ def test_the_command_exports_a_frozen_ensemble_whole(town_folder: Path, tmp_path
     done = run("export", town_folder, "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["warnings"] == []
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "README.md", "ensemble.json", "pluralign.json", "reward_model.py",
-        next((tmp_path / "out").glob("*.safetensors")).name,
-    }, "no held-out votes"  # fmt: skip
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".safetensors")
+    assert names == ["README.md", "ensemble.json", "pluralign.json", "reward_model.py"], "no held-out votes"
+    assert len([*(tmp_path / "out").glob("*.safetensors")]) == 1
     lines = '{"prompt": "Tea?", "response": "Yes."}\n'
     command = [sys.executable, "-I", str(tmp_path / "out" / "reward_model.py")]
     printed = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
@@ -255,13 +240,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise ConnectionError("no route to host")
         return str(place / name)
 
-    for name, replacement in {
-        "create_repo": create,
-        "upload_folder": upload,
-        "snapshot_download": download,
-        "get_token": lambda: "token",
-    }.items():
-        monkeypatch.setattr(hugging_face, name, replacement)
+    fakes: dict[str, Any] = {"create_repo": create, "upload_folder": upload, "snapshot_download": download}
+    for name, fake in (fakes | {"get_token": lambda: "token"}).items():
+        monkeypatch.setattr(hugging_face, name, fake)
     return place
 
 
@@ -309,9 +290,11 @@ def test_only_encoders_off_the_hub_are_uploaded(hub: Path, tmp_path: Path, monke
     for name in ("named", "local"):
         assert str(tmp_path) not in texts_in(hub / "my-org" / name)
         assert "/secret" not in texts_in(hub / "my-org" / name)
-    monkeypatch.setattr(
-        frozen_export, "describe_reader", lambda *_: (_ for _ in ()).throw(frozen_export._not_expressible("x", "y"))
-    )
+
+    def refused(*_: Any) -> Any:
+        raise frozen_export._not_expressible("x", "y")
+
+    monkeypatch.setattr(frozen_export, "describe_reader", refused)
     named.push_to_hub("my-org/unusual")
     assert not (hub / "my-org/unusual/reward_model.py").exists(), "the script is left out where it cannot work"
     assert "reward_model.py" not in (hub / "my-org/unusual/README.md").read_text()

@@ -63,7 +63,7 @@ def test_the_verdict_is_about_soft_bt_unless_one_half_is_as_good(
         (BEHIND, "behind", "Worse than the best single reward (soft BT, damped: "),
     ],
 )
-def test_another_single_reward_may_be_as_good(
+def test_another_reward_may_be_as_good(
     evaluation: Evaluation, ends: tuple[float, float], standing: str, words: str
 ) -> None:
     changed = against(evaluation, constant_half=AHEAD, soft_bt=AHEAD, damped_bt=ends)

@@ -63,9 +63,7 @@ def test_weights_are_downloaded_in_one_format(tmp_path: Path, monkeypatch: pytes
         (["config.json"], ""),
     ],
 )
-def test_no_safetensors_is_one_sentence(
-    files: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_safetensors_is_named(files: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_of(monkeypatch, tmp_path, *files)
     with pytest.raises(DataError) as caught:
         model_folder("my-org/my-model")

@@ -119,9 +119,7 @@ def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> N
     assert not _pylab_helpers.Gcf.figs, "no figure stays in memory"
 
 
-def test_a_missing_matplotlib_is_named_with_its_command(
-    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_matplotlib_is_named(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "pluralign.publishing.figures"))]:
         monkeypatch.delitem(sys.modules, name)
     original = builtins.__import__

@@ -307,9 +307,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_error_of_every_prompt_ends_the_run_at_once(
-    serve: Serve, tmp_path: Path, reply: Reply, sentence: str
-) -> None:
+def test_an_error_of_every_prompt_ends_the_run(serve: Serve, tmp_path: Path, reply: Reply, sentence: str) -> None:
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):

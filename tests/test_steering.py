@@ -69,9 +69,7 @@ def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble, u
     assert steer_from(ensemble, pair).posterior == pytest.approx(expected[:-1] / expected.sum())
 
 
-def test_without_evidence_choices_keep_the_answer_of_the_average(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes
-) -> None:
+def test_without_evidence_choices_keep_the_average_answer(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     votes = held_out.preferences
     candidates = [str(text) for text in votes.responses[:8]]
     prompt = str(votes.prompts[0])

@@ -53,12 +53,9 @@ def test_a_member_is_a_reward_and_is_trained_further(folder: Path, tmp_path: Pat
     member = str(folder / f"{kind}-member")
     prompt: Any = messages("tea ?", "user") if chat else "tea ? "
     chosen, rejected = ((messages(text) if chat else text) for text in ("yes .", "no , never ."))
-    grpo = trl.GRPOTrainer(
-        model=str(folder / "policy"),
-        reward_funcs=member,
-        train_dataset=datasets.Dataset.from_dict({"prompt": [prompt] * 4}),
-        args=trl.GRPOConfig(output_dir=str(tmp_path / "policy"), **QUICK, **GENERATIONS),
-    )
+    config = trl.GRPOConfig(output_dir=str(tmp_path / "policy"), **QUICK, **GENERATIONS)
+    prompts = datasets.Dataset.from_dict({"prompt": [prompt] * 4})
+    grpo = trl.GRPOTrainer(model=str(folder / "policy"), reward_funcs=member, args=config, train_dataset=prompts)
     grpo.train()
     assert np.isfinite([row["reward"] for row in grpo.state.log_history if "reward" in row]).all()
     rows = {"prompt": [prompt] * 2, "chosen": [chosen] * 2, "rejected": [rejected] * 2}
@@ -130,7 +127,7 @@ def test_the_snippets_of_a_member_run(folder: Path, tmp_path: Path, kind: str, m
     assert scope["trainer"].state.global_step == 1
 
 
-def test_snippets_of_a_frozen_one(
+def test_snippets_of_frozen_ones(
     town_folder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,10 +145,6 @@ def test_snippets_of_a_frozen_one(
 ASKED = [{"role": "user", "content": "Tea?"}]
 
 
-def said(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
-
-
 def test_a_member_rewards_texts_and_messages_alike(ensemble: RewardEnsemble) -> None:
     reward = ensemble.as_reward_func(member=2)
     texts = ["Yes, please.", "No.", "Yes, please."]
@@ -159,7 +152,8 @@ def test_a_member_rewards_texts_and_messages_alike(ensemble: RewardEnsemble) -> 
     plain = reward(prompts=["Tea?"] * 3, completions=texts)
     assert plain == pytest.approx(expected)
     assert all(type(value) is float for value in plain)
-    chats = reward(prompts=[ASKED] * 3, completions=[said(text) for text in texts], completion_ids=[[1]] * 3, task=None)
+    answers = [messages(text) for text in texts]
+    chats = reward(prompts=[ASKED] * 3, completions=answers, completion_ids=[[1]] * 3, task=None)
     assert chats == plain
     assert reward(prompts=[], completions=[]) == []
     assert reward.__name__ == "member_2"
@@ -181,9 +175,8 @@ def test_each_distinct_text_is_encoded_once(ensemble: RewardEnsemble, monkeypatc
 
     monkeypatch.setattr(HashingEncoder, "encode", count)
     wide = ensemble.members.inputs
-    grown = {
-        name: np.concatenate([np.ones(8, dtype=np.float32), getattr(wide, name)]) for name in ("mean", "spread", "gain")
-    }
+    ones, names = np.ones(8, dtype=np.float32), ("mean", "spread", "gain")
+    grown = {name: np.concatenate([ones, getattr(wide, name)]) for name in names}
     theta = np.vstack([np.ones((8, 3)), ensemble.members.theta])
     members = type(ensemble.members)(type(wide)(**grown), theta)
     hashing = RewardEnsemble(members, ensemble.weights, TextFeatures("hashing:8"))
@@ -192,17 +185,12 @@ def test_each_distinct_text_is_encoded_once(ensemble: RewardEnsemble, monkeypatc
 
 
 def test_longer_chats_and_parts_of_messages_are_read() -> None:
-    chat = [
-        *ASKED,
-        {"role": "assistant", "content": "No."},
-        {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
-    ]
+    chat = [*ASKED, *messages("No."), {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
     turns = (Message("user", "Tea?"), Message("assistant", "No."), Message("user", "Why?"))
     assert trainer_item(chat, "So.") == (turns, "So.")
-    calls = [{"role": "assistant", "content": None}, {"role": "tool", "content": "42"}, *said("It is 42.")]
-    assert trainer_item(ASKED, calls) == (
-        (turns[0], Message("assistant", ""), Message("tool", "42")), "It is 42."
-    )  # fmt: skip
+    calls = [{"role": "assistant", "content": None}, {"role": "tool", "content": "42"}, *messages("It is 42.")]
+    before = turns[0], Message("assistant", ""), Message("tool", "42")
+    assert trainer_item(ASKED, calls) == (before, "It is 42.")
     for wrong in ([{"text": "Tea?"}], 3, [], [{"role": "user", "content": [{"type": "image"}]}]):
         with pytest.raises(UsageError, match="must be a text or a list of messages"):
             trainer_item(wrong, "Yes.")
@@ -224,10 +212,7 @@ def test_grpo_trains_with_a_member_of_a_fine_tuned_ensemble(tmp_path: Path, monk
         return load(*arguments, **options)
 
     monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
-    config = trl.GRPOConfig(
-        output_dir=str(tmp_path / "tuned"), max_steps=2, per_device_train_batch_size=2, num_generations=2,
-        max_completion_length=4, report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1,
-    )  # fmt: skip
+    config = trl.GRPOConfig(output_dir=str(tmp_path / "tuned"), **QUICK | GENERATIONS | {"max_steps": 2})
     prompts = datasets.Dataset.from_dict({"prompt": [ASKED] * 4})
     reward = tuned.as_reward_func(1)
     trainer = trl.GRPOTrainer(model=str(policy), reward_funcs=reward, args=config, train_dataset=prompts)

@@ -232,9 +232,7 @@ def test_members_can_be_added_later_and_those_without_weight_are_skipped(tmp_pat
         tuning(members=[2])
 
 
-def test_training_is_silent_and_keeps_random_states(
-    tmp_path: Path, llama: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_training_is_silent_and_seeded_apart(tmp_path: Path, llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch = importlib.import_module("torch")
 
     def states() -> list[Any]:
