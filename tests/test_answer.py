@@ -191,6 +191,7 @@ def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsem
     assert np.ptp(ensemble.rewards([(PROMPT, text) for text in alike]), axis=0) == pytest.approx(0)
     found: Any = answer(ensemble, PROMPT, alike).consensus
     assert (found.least_support, found.mean_support, found.favourite_of) == pytest.approx((0.5, 0.5, 0.5))
+    mode: Mode
     for mode, member in (("distributional", None), ("steerable", 1)):
         picked = [answer(ensemble, PROMPT, alike, mode, member=member, seed=seed).answers[0].text for seed in range(60)]
         assert 15 < picked.count(alike[0]) < 45
@@ -305,7 +306,8 @@ def test_slate_size_and_cover_choose_among_the_members_own_answers(town: RewardE
     assert two.answers[0].text == whole.answers[0].text
     assert len(two.answers) == 2
     assert sum(entry.weight for entry in two.answers) == pytest.approx(1), "every member stands behind an entry"
-    assert (whole.coverage, two.consensus) == (pytest.approx(1), whole.consensus)
+    assert whole.coverage == pytest.approx(1)
+    assert two.consensus == whole.consensus
     assert two.coverage == pytest.approx(sum(entry.share or 0 for entry in two.answers))
     top = answer(town, PROMPT, policies=pens(), slate_size=2, cover="top-two")
     assert (top.coverage or 0) > (two.coverage or 0)
@@ -315,7 +317,8 @@ def test_steering_lets_only_the_chosen_members_policy_write(town: RewardEnsemble
     policies = pens()
     found = answer(town, PROMPT, mode="steerable", member=1, policies=policies, n=3)
     (one,) = found.answers
-    assert (one.text, one.member, one.weight) == ("Yes. Many. Trees.", 1, pytest.approx(0.3))
+    assert (one.text, one.member) == ("Yes. Many. Trees.", 1)
+    assert one.weight == pytest.approx(0.3)
     assert found.steering is not None
     assert found.steering.why == "it was requested by number"
     assert [len(pen.requests) for pen in policies.values()] == [0, 1, 0]

@@ -21,7 +21,8 @@ NAN = math.nan
 
 def judged(ensemble: RewardEnsemble, low: float, high: float, prompts: int = 60, floor: float = 0.01) -> Evaluation:
     """Return the figures of an ensemble, with another interval of the difference to constant ½."""
-    evaluation: Any = ensemble.record.evaluation
+    evaluation = ensemble.record.evaluation
+    assert evaluation is not None
     half, lowest = evaluation.baselines["constant_half"], evaluation.baselines["floor"]
     baselines = {
         "floor": replace(lowest, brier_corrected=floor),

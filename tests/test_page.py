@@ -409,8 +409,8 @@ def test_draws_are_counted(tab: Tab, address: str, shown: dict[str, Any], ensemb
     page.wait_for_selector("h3:text-is('11 draws')")
     tab.rest()
     example = shown["examples"][0]
-    asked = example["prompt"], example["responses"], "distributional"
-    drawn = [answer(ensemble, *asked, seed=seed).answers[0] for seed in range(11)]
+    asked: Any = example["prompt"], example["responses"], "distributional"
+    drawn: list[Any] = [answer(ensemble, *asked, seed=seed).answers[0] for seed in range(11)]
     counts = [int(row.inner_text().split()[0]) for row in page.query_selector_all(".tally .percent")]
     assert counts == np.bincount([one.member for one in drawn], minlength=3).tolist()
     assert page.text_content(".results .answer .text .data") == drawn[-1].text
@@ -563,7 +563,7 @@ def few(data: dict[str, Any]) -> dict[str, Any]:
     groups = {key: [group | {"interval": none, "residual": none} for group in of] for key, of in data["groups"].items()}
     unknown = {"difference": None, "standing": None, "interval": None, "brier_corrected": -0.00001}
     verdict = {"standing": "unknown", "verdict": "No verdict: 12 test prompts."}
-    changes = {"verdicts": [], "floor_note": FEW_VOTES, "groups": groups, "worst_group": None}
+    changes: dict[str, Any] = {"verdicts": [], "floor_note": FEW_VOTES, "groups": groups, "worst_group": None}
     changes["headline"] = data["headline"] | verdict
     changes["test"] = data["test"] | {"interval": none, "brier_corrected": -0.00001}
     changes["comparison"] = [row | unknown for row in data["comparison"] if row["name"] != "floor"]

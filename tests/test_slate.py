@@ -168,7 +168,7 @@ def test_the_statement_with_the_most_support_is_compared_with_the_best_candidate
 def test_the_terminal_says_that_no_answer_has_a_majority() -> None:
     found = choose(AnswerRequest("", rule="maximin", level="vote"), voting(0.4, 0.3, 0.3), TEXTS[:3], CYCLE)
     printed = io.StringIO()
-    Console(width=100, file=printed).print(*answer_page(found, "Tea?", {}))
+    Console(width=100, file=printed).print(*answer_page(found, "Tea?", []))
     shares = ("favourite of 40% of people (predicted)", "3 of 3 candidates, covering 100% of people (predicted)")
     for words in (NO_MAJORITY, *shares):
         assert words in printed.getvalue()
@@ -190,7 +190,8 @@ def votes() -> PreferenceSet:
 
 @pytest.fixture(scope="module")
 def gate(votes: PreferenceSet) -> NoveltyGate:
-    found: Any = fit_gate(votes, TextFeatures(encoder="none"))
+    found = fit_gate(votes, TextFeatures(encoder="none"))
+    assert found is not None
     return found
 
 

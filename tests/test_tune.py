@@ -367,8 +367,8 @@ def write_policies(folder: Path, model: Path, ensemble: RewardEnsemble) -> Path:
             config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
             adapted = peft.get_peft_model(LocalModel(str(model)).model, config)
         save_adapter(adapted, str(model), folder / path)
-        figures: Any = (0.0, 1.0, (0.5, 1.5), True, 1.0, 0.1, [0.0] * ensemble.k, 4.0, 1.0)
-        manifest = manifest.with_member(TunedPolicy(j, path, float(ensemble.weights[j]), path, *figures, []), 8)
+        figures: Any = (0.0, 1.0, (0.5, 1.5), True, 1.0, 0.1, [0.0] * ensemble.k, 4.0, 1.0, [])
+        manifest = manifest.with_member(TunedPolicy(j, path, float(ensemble.weights[j]), path, *figures), 8)
     manifest.save(folder)
     return folder
 
