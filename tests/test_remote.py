@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -289,8 +290,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
-    assert "the prompt is too long for the model" in done.failed[0].error
-    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
+    assert re.search("too long for the model.*shorten the prompt or lower --max-new-tokens", done.failed[0].error)
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -337,10 +337,9 @@ def test_an_unreachable_server_is_one_sentence(serve: Serve, tmp_path: Path, wri
     server.server_close()
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
     done = run("generate", prompts, "-o", tmp_path / "c.jsonl", "--model", "parrot", "--base-url", server.url)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"pluralign: no server answers at {server.url} (")
     assert done.stderr.endswith("; start it, or check --base-url.\n")
-    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "c.jsonl").exists()
 
 
@@ -553,8 +552,8 @@ def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Pa
     command: tuple[str | Path, ...] = ("generate", prompts, "-o", path, *remote, "-n", "2")
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert [facts[name] for name in ("lines", "responses", "cut_off", "model")] == [6, 12, 6, f"parrot at {server.url}"]
+    facts = {"lines": 6, "responses": 12, "cut_off": 6, "model": f"parrot at {server.url}"}
+    assert facts.items() <= json.loads(done.stdout).items()
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     assert "6 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
