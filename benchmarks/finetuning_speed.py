@@ -39,12 +39,11 @@ from rich.table import Table
 
 import pluralign
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.learning.backbone.attention import FrozenMixture, train_attention
-from pluralign.learning.backbone.batches import TextPairs, length_groups
 from pluralign.learning.backbone.losses import StageLoss, VoteLoss
-from pluralign.learning.backbone.recipe import training_plan
+from pluralign.learning.backbone.recipe import TextPairs, length_groups, training_plan
 from pluralign.learning.backbone.train import CPU_PASS, MICRO_BATCH, PairTrainer, Training, prepare_run
 from pluralign.learning.options import FinetuneOptions
+from pluralign.learning.trained_pooling import FrozenMixture, train_attention
 from pluralign.text.classifier import classifier_tokens
 from pluralign.text.features import TextFeatures
 from pluralign.text.loading import quiet_transformers

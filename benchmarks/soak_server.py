@@ -13,6 +13,17 @@ from typing import Any
 
 MAX_SECONDS = 4
 """The server's limit for candidates."""
+MAX_REQUESTS = 96
+"""The server's limit of concurrent requests, which the clients of the overload exceed. The command has no option."""
+START = f"""
+from dataclasses import replace
+from pluralign.cli.main import main
+from pluralign.server.limits import Limits
+
+of = Limits.of
+Limits.of = lambda *options: replace(of(*options), requests={MAX_REQUESTS})
+main()
+"""
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Server:
         options = ["--model", "m", "--base-url", upstream, "-n", "2", "--port", "0", "--name", "town", "--json"]
         for name, value in limits.items():
             options += [name, str(value)]
-        command = [sys.executable, "-m", "pluralign", "serve", str(folder / "ensemble"), *options]
+        command = [sys.executable, "-c", START, "serve", str(folder / "ensemble"), *options]
         log_file = folder / "log"
         with log_file.open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

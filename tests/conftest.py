@@ -88,16 +88,11 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-BROWSER_FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Return a headless Chromium, controlled through Playwright."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
     if executable is None:
         reason = "no Chromium on this machine: install the package chromium to run browser tests"
         assert "PLURALIGN_NEEDS_BROWSER" not in os.environ, reason
@@ -105,7 +100,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
+        opened = playwright.chromium.launch(executable_path=executable, args=[*flags, "--disable-sync"])
         yield opened
         opened.close()
 

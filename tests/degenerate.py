@@ -30,18 +30,6 @@ def _all_ties() -> PreferenceSet:
     return PreferenceSet.from_columns(PROMPTS, a, b, none, none, ties=[3] * len(PROMPTS), tie_rule="half")
 
 
-def _contradictory() -> PreferenceSet:
-    return votes_of([(p, *_texts(i), *votes) for i, p in enumerate(PROMPTS) for votes in ((3, 0), (0, 3))])
-
-
-def _swapped() -> PreferenceSet:
-    rows = []
-    for i, prompt in enumerate(PROMPTS):
-        a, b = _texts(i)
-        rows += [(prompt, a, b, 3, 1), (prompt, b, a, 3, 1)]
-    return votes_of(rows)
-
-
 CASES: dict[str, PreferenceSet] = {
     "all ½": votes_of([(p, *_texts(i), 2, 2) for i, p in enumerate(PROMPTS)]),
     "all ties": _all_ties(),
@@ -49,8 +37,8 @@ CASES: dict[str, PreferenceSet] = {
     "the same two texts, ½": votes_of([(p, "Yes.", "No.", 1, 1) for p in PROMPTS]),
     "equal features": votes_of([(p, "tea rum", "rum tea", 3, 1) for p in PROMPTS]),
     "empty against text": votes_of([(p, "", "Yes, please.", 1, 3) for p in PROMPTS]),
-    "contradictory": _contradictory(),
-    "swapped": _swapped(),
+    "contradictory": votes_of([(p, *_texts(i), *n) for i, p in enumerate(PROMPTS) for n in ((3, 0), (0, 3))]),
+    "swapped": votes_of([(p, *texts, 3, 1) for i, p in enumerate(PROMPTS) for texts in (_texts(i), _texts(i)[::-1])]),
     "unanimous": votes_of([(p, *_texts(i), 5, 0) for i, p in enumerate(PROMPTS)]),
     "one vote each": votes_of([(p, *_texts(i), i % 2, 1 - i % 2) for i, p in enumerate(PROMPTS)]),
     "2 prompts": votes_of([(p, *_texts(i), 3, 1) for i, p in enumerate(PROMPTS[:2])]),

@@ -39,16 +39,15 @@ def _fit(data: str, *options: str) -> tuple[str, ...]:
     return ("fit", data, "-o", "x", "--k", "2", "--encoder", "none", "--method", "stagewise", *options)
 
 
+def _prune(beta: str) -> tuple[str, ...]:
+    return "prune", "x", "-o", "p", "--beta", beta
+
+
 KILLS = (
     Kill("fit", _fit("demo:60"), "x"),
     Kill("re-fit", _fit("demo:80", "--overwrite"), "x", (_fit("demo:60"),)),
-    Kill("prune", ("prune", "x", "-o", "p", "--beta", "3"), "p", (_fit("demo:60"),)),
-    Kill(
-        "re-prune",
-        ("prune", "x", "-o", "p", "--beta", "3", "--overwrite"),
-        "p",
-        (_fit("demo:60"), ("prune", "x", "-o", "p", "--beta", "9")),
-    ),
+    Kill("prune", _prune("3"), "p", (_fit("demo:60"),)),
+    Kill("re-prune", (*_prune("3"), "--overwrite"), "p", (_fit("demo:60"), _prune("9"))),
     Kill("encode", ("encode", "demo:60", "-o", "e", "--encoder", "hashing", "--shard-rows", "40"), "e"),
     Kill("generate", ("generate", "c.jsonl"), "c.jsonl"),
 )
@@ -149,13 +148,8 @@ class Echo:
 
 def contents(folder: Path) -> dict[str, Any]:
     """Return the contents of all files in a folder by name; of JSON without times, which differ from run to run."""
-    return {
-        str(path.relative_to(folder)): without_times(json.loads(path.read_bytes()))
-        if path.suffix == ".json"
-        else path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: without_times(json.loads(data)) if name.endswith("json") else data for name, data in found.items()}
 
 
 def without_times(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Invalid input: one sentence with file, row and remedy; with skip_bad, rows are dropped and counted by kind."""
 
 import gzip
+import io
 import json
-import os
 import random
 import zlib
 from pathlib import Path
@@ -45,63 +45,66 @@ def test_a_bad_row_is_one_sentence_with_file_row_and_remedy(kind: str, write_jso
     sentence = str(caught.value)
     assert sentence.startswith(f"{path}, row 2: ")
     assert sentence.endswith("or drop such rows with --skip-bad.")
-    assert sentence.count("\n") == 0
-    assert caught.value.row == 2
+    assert "\n" not in sentence
     loaded = load_preferences(path, skip_bad=True)
     assert loaded.dropped == {kind: 2}
     assert loaded == load_preferences(GOOD)
 
 
-def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
-    long = {"prompt": "x", "response_a": "A", "response_b": "B"}
-    lists = {"prompt": "x", "responses": ["A", "B"]}
-    share = wide(votes_a=None, votes_b=None)
-    return {
-        "an unknown vote": (long | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
-        "a boolean vote": (long | {"vote": True}, "vote is bool True"),
-        "a null vote": (long | {"vote": None}, "no value for vote"),
-        "a share above one": (share | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1; give a share"),
-        "a share of a fractional count": (share | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
-        "a NaN share": (share | {"prob_a": None, "n": 4}, "no value for prob_a"),
-        "a boolean count": (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
-        "an infinite count": (wide(votes_a=float("inf")), "votes_a is inf, above"),
-        "negative ties": (wide(ties=-2), "ties is -2, below zero"),
-        "only ties": (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, and 2 are needed; use --ties half"),
-        "a prompt that is a number": (
-            wide(prompt=5),
-            "prompt must be text or a list of role/content messages, not int 5",
-        ),
-        "a chat without content": (wide(prompt=[{"role": "user"}]), "prompt must be text or a list of role/content"),
-        "an empty chat": (wide(prompt=[]), "the prompt is empty"),
-        "a response that is a number": (wide(response_a=5), "response_a must be text"),
-        "a response of two turns": (
-            wide(response_a=[{"role": "assistant", "content": c} for c in "AB"]),
-            "response_a has 2 messages, not one",
-        ),
-        "an incomplete ranking": (lists | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
-        "a repeated response in a ranking": (lists | {"rankings": [[0, 0]]}, "must name each of the 2 responses once"),
-        "rankings that are not a list": (lists | {"rankings": 3}, "rankings must be a list, not int 3"),
-        "scores of uneven length": (lists | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
-        "scores that are words": (lists | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
-        "scores that are infinite": (lists | {"scores": [[float("inf")], [1]]}, "scores is inf; give a finite number"),
-        "scores of equal texts": (
-            lists | {"responses": ["A", "A"], "scores": [[1], [2]]},
-            "two of the responses are the same",
-        ),
-        "score columns without a score": (
-            {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_rm": None},
-            "no value for every response_",
-        ),
-        "a single scored response": (
-            {"prompt": "x", "response": "A", "scores": [1, 2]},
-            "the prompt has only one response",
-        ),
-        "identical chosen and rejected": (
-            {"prompt": "x", "chosen": "A", "rejected": "A"},
-            "the two responses are the same",
-        ),
-        "no rejected response": ({"prompt": "x", "chosen": "A", "rejected": None}, "no value for rejected"),
-    }
+HUGE = 10**400
+LONG = {"prompt": "x", "response_a": "A", "response_b": "B"}
+LISTS: dict[str, Any] = {"prompt": "x", "responses": ["A", "B"]}
+SHARE = wide(votes_a=None, votes_b=None)
+RATINGS = {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_ann": 5, "response_2_ann": 1}
+TWO_TURNS = [{"role": "assistant", "content": text} for text in "AB"]
+NO_VOTES: list[tuple[Any, str]] = [
+    (LONG | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
+    (LONG | {"vote": True}, "vote is bool True"),
+    (LONG | {"vote": HUGE}, "vote is int 1000"),
+    (LONG | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
+    (SHARE | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1"),
+    (SHARE | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
+    (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
+    (wide(votes_a=float("inf")), "votes_a is inf, above"),
+    (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
+    (wide(votes_a=-HUGE), r"votes_a is about -1e\+400, below zero"),
+    (wide(ties=-2), "ties is -2, below zero"),
+    (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, .*use --ties half"),
+    (wide(prompt=5), "prompt must be text or a list of .* messages, not int 5"),
+    (wide(prompt=[]), "the prompt is empty"),
+    (wide(prompt=[{"role": "\ud800", "content": "x"}]), "a role of the prompt"),
+    (wide(response_a=5), "response_a must be text"),
+    (wide(response_a=TWO_TURNS), "response_a has 2 messages, not one"),
+    (wide(country="\ud800"), "country is not valid UTF-8"),
+    (wide() | {"\ud800": 1}, "the name of a column is not valid UTF-8"),
+    (wide() | {"id": 10**5000}, "id is an integer of thousands of digits"),
+    (LISTS | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
+    (LISTS | {"rankings": 3}, "rankings must be a list, not int 3"),
+    (LISTS | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
+    (LISTS | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),
+    (LISTS | {"responses": ["A", "A"], "scores": [[1], [2]]}, "two of the responses are the same"),
+    (LISTS | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
+    (LISTS | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
+    (LISTS | {"scores": [[float("inf")], [1]]}, "scores is inf; give a finite number"),
+    (LISTS | {"scores": [[HUGE], [1]]}, "scores is about"),
+    ({"prompt": "x", "response_1": "A", "response_2": "B", "response_1_rm": None}, "no value for every response_"),
+    ({"prompt": "x", "response": "A", "scores": [1, 2]}, "the prompt has only one response"),
+    (RATINGS | {"response_01": "C"}, "the column response_01 is not numbered as 1, 2, 3"),
+    (RATINGS | {"response_२": "C"}, "the column response_२ is not numbered as 1, 2, 3"),
+    (RATINGS | {"response_1_bob": "5", "response_2_bob": 2}, "not str '5'"),
+    (RATINGS | {"response_1_bob": True, "response_2_bob": False}, "not bool True"),
+    ({"prompt": "x", "chosen": "A", "rejected": "A"}, "the two responses are the same"),
+]
+
+
+@pytest.mark.parametrize(("row", "problem"), NO_VOTES, ids=[problem for _, problem in NO_VOTES])
+def test_a_row_that_is_no_vote_is_one_sentence_and_can_be_skipped(row: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=problem) as caught:
+        load_preferences([row])
+    assert caught.value.row == 1
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=r"no pair has enough votes|there are no pairs in it"):
+        load_preferences([row], skip_bad=True)
 
 
 def test_identical_texts_drop_only_their_own_pair() -> None:
@@ -112,44 +115,54 @@ def test_identical_texts_drop_only_their_own_pair() -> None:
 
 
 def test_missing_columns_are_reported_with_the_nearest_layout() -> None:
-    row = {"prompt": "x", "response_a": "A", "response_b": "B", "votes_first": 3}
-    with pytest.raises(
-        DataError, match=r"no known layout has the columns prompt, response_a, .*also needs .*--rename"
-    ) as caught:
-        load_preferences([row])
-    assert caught.value.row == 1
+    with pytest.raises(DataError, match=r"no known layout has the columns prompt, .*also needs .*--rename"):
+        load_preferences([LONG | {"votes_first": 3}])
     with pytest.raises(DataError, match="no known layout"):
         load_preferences([{"text": "x"}])
 
 
-@pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
-def test_a_truncated_gzip_is_reported_and_its_complete_rows_can_be_kept(keep: float, tmp_path: Path) -> None:
-    lines = [json.dumps(wide(prompt=f"{i} {os.urandom(8).hex()}")) + "\n" for i in range(4000)]
-    complete = gzip.compress("".join(lines).encode())
-    path = tmp_path / "cut.jsonl.gz"
-    path.write_bytes(complete[: int(len(complete) * keep)])
-    with pytest.raises(DataError, match="the gzip stream is damaged or ends early"):
-        load_preferences(path)
-    part = load_preferences(path, skip_bad=True)
-    assert part.dropped["truncated gzip"] == 1
-    assert len(part) > 4000 * keep * 0.8
-    assert list(part.prompts) == [json.loads(line)["prompt"] for line in lines[: len(part)]]
-
-
 CSV_HEAD = "prompt,response_a,response_b,votes_a,votes_b\nTea?,Yes.,No.,3,2\n"
+
+
+PARQUET = io.BytesIO()
+pq.write_table(pa.Table.from_pylist([wide()] * 100), PARQUET)
+TWICE = pa.table({name: [value] for name, value in wide().items()}).append_column("votes_a", pa.array([9]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        *(("votes.jsonl", content, "the file has no rows") for content in (b"", b"\n\n", gzip.compress(b""))),
+        ("votes.csv", CSV_HEAD.splitlines()[0].encode(), "the file has no rows"),
+        ("votes.json", b"[{}]", "the file is one JSON list; write one object per line"),
+        ("votes.jsonl", b'{"a":' * 100_000, "nested too deeply"),
+        ("votes.csv", b"prompt,prompt\nTea?,Yes.\n", "two columns have the same name"),
+        ("votes.parquet", TWICE, "two columns have the same name"),
+        ("votes.parquet", PARQUET.getvalue()[:-20], r"votes\.parquet: the Parquet file cannot be read"),
+        ("absent/votes.jsonl", None, r"votes\.jsonl: there is no such file"),
+        ("", None, "it is a folder; name a file in it"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(name: str, content: Any, problem: str, tmp_path: Path) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content:
+        pq.write_table(content, tmp_path / name)
+    with pytest.raises(DataError, match=problem):
+        load_preferences(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         (b"Tea?,Yes.,No.,3\n", "row 2: the row has 4 fields and the header 5"),
-        (b"Tea?,Yes.,No.,three,2\n", "row 2: votes_a must be a whole number, not str 'three'"),
-        (b"Tea?,Yes.,No.,nan,2\n", "row 2: votes_a is NaN"),
+        *(
+            (f"Tea?,Yes.,No.,{cell},2\n".encode(), f"row 2: votes_a must be a whole number, not str '{cell}'")
+            for cell in ("three", "1_0", "１０", "0x10", "1e", "1 0", "२")
+        ),
         (b"Tea?,Yes.,No.,,2\n", "row 2: there is no value for votes_a"),
-        (b"Tea?,Yes.,No.,2.5,2\n", "row 2: votes_a is 2.5, not a whole number"),
         (b"Caf\xe9?,Yes.,No.,3,2\n", "row 2: the row is not valid UTF-8"),
         (b'Tea?,"Yes.,No.,3,2\n', "row 2: the row is not CSV"),
-        (b",Yes.,No.,3,2\n", "row 2: the prompt is empty"),
     ],
 )
 def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, tmp_path: Path) -> None:
@@ -160,130 +173,26 @@ def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, 
     assert len(load_preferences(path, skip_bad=True)) == 1
 
 
-def test_two_columns_with_the_same_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "votes.csv").write_text("prompt,prompt\nTea?,Yes.\n")
-    table = pa.table({name: [value] for name, value in wide().items()})
-    pq.write_table(table.append_column("votes_a", pa.array([9])), tmp_path / "votes.parquet")
-    for name in ("votes.csv", "votes.parquet"):
-        with pytest.raises(DataError, match="two columns have the same name"):
-            load_preferences(tmp_path / name)
-
-
-def test_a_damaged_parquet_file_is_reported(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([wide()] * 100), tmp_path / "votes.parquet")
-    data = (tmp_path / "votes.parquet").read_bytes()
-    (tmp_path / "votes.parquet").write_bytes(data[:-20])
-    with pytest.raises(DataError, match=r"votes\.parquet: the Parquet file cannot be read"):
-        load_preferences(tmp_path / "votes.parquet")
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
-def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "votes.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match="the file has no rows"):
-        load_preferences(tmp_path / "votes.jsonl")
-
-
-def test_a_header_without_rows_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "votes.csv").write_text(CSV_HEAD.splitlines()[0])
-    with pytest.raises(DataError, match="the file has no rows"):
-        load_preferences(tmp_path / "votes.csv")
-
-
-def test_a_json_list_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "votes.json").write_text(json.dumps([wide()]))
-    with pytest.raises(DataError, match=r"the file is one JSON list; write one object per line"):
-        load_preferences(tmp_path / "votes.json")
-
-
-def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.jsonl: there is no such file"):
-        load_preferences(tmp_path / "absent.jsonl")
-    with pytest.raises(DataError, match="it is a folder; name a file in it"):
-        load_preferences(tmp_path)
-
-
-def test_deeply_nested_json_is_a_bad_row(write_jsonl: WriteLines) -> None:
-    with pytest.raises(DataError, match="nested too deeply"):
-        load_preferences(write_jsonl(['{"a":' * 100_000]))
-
-
 # --- input that is meant to break the reader --------------------------------------------------------------------------
-
-HUGE = 10**400
-
-
-def hostile_rows() -> dict[str, tuple[Any, str]]:
-    """Return rows that are no votes, and the sentence about each."""
-    long = {"prompt": "x", "response_a": "A", "response_b": "B"}
-    ratings = {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_ann": 5, "response_2_ann": 1}
-    lists: dict[str, Any] = {"prompt": "x"}
-    return {
-        "a count of 400 digits": (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
-        "a negative count of 400 digits": (wide(votes_a=-HUGE), r"votes_a is about -1e\+400, below zero"),
-        "a score of 400 digits": (lists | {"responses": ["A", "B"], "scores": [[HUGE], [1]]}, "scores is about"),
-        "a vote of 400 digits": (long | {"vote": HUGE}, "vote is int 1000"),
-        "an annotator that is a list": (long | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
-        "an annotator that is a dict": (long | {"vote": "a", "rater": {"id": 1}}, "not a dict"),
-        "a role with a lone surrogate": (wide(prompt=[{"role": "\ud800", "content": "x"}]), "a role of the prompt"),
-        "an extra column with a lone surrogate": (wide(country="\ud800"), "country is not valid UTF-8"),
-        "a column name with a lone surrogate": (wide() | {"\ud800": 1}, "the name of a column is not valid UTF-8"),
-        "an extra integer of 5,000 digits": (wide() | {"id": 10**5000}, "id is an integer of thousands of digits"),
-        "a column response_01": (ratings | {"response_01": "C"}, "the column response_01 is not numbered as 1, 2, 3"),
-        "a column response_२": (ratings | {"response_२": "C"}, "the column response_२ is not numbered as 1, 2, 3"),
-        "no responses to rank": (lists | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
-        "no responses with scores": (lists | {"responses": [], "scores": []}, "the prompt has no response"),
-        "one response with scores": (lists | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),
-        "a rating that is text": (ratings | {"response_1_bob": "good", "response_2_bob": 2}, "not str 'good'"),
-        "a rating that is a digit in quotes": (ratings | {"response_1_bob": "5", "response_2_bob": 2}, "not str '5'"),
-        "a rating that is a boolean": (ratings | {"response_1_bob": True, "response_2_bob": False}, "not bool True"),
-    }
-
-
-ROWS = {**other_bad_rows(), **hostile_rows()}
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_a_row_that_is_no_vote_is_one_sentence_and_can_be_skipped(case: str) -> None:
-    row, problem = ROWS[case]
-    with pytest.raises(DataError, match=problem) as caught:
-        load_preferences([row])
-    assert caught.value.row == 1
-    assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=r"no pair has enough votes|there are no pairs in it"):
-        load_preferences([row], skip_bad=True)
 
 
 @pytest.mark.parametrize("depth", [400, 900, 990, 1000, 200_000])
 @pytest.mark.parametrize("where", ["prompt", "extra", "file", "csv"])
 def test_nested_brackets_are_one_sentence(depth: int, where: str, tmp_path: Path) -> None:
     nest = "[" * depth + "]" * depth
-    texts = {
-        "prompt": json.dumps(wide(prompt=5)).replace("5", nest),
-        "extra": json.dumps(wide(votes_a=None, extra=5)).replace("5", nest),
-        "file": nest,
-        "csv": f'prompt,responses,rankings\nx,"{nest}","[[0, 1]]"\n',
-    }
-    path = tmp_path / "nested.txt"
-    path.write_text(texts[where])
+    texts = {"file": nest, "csv": f'prompt,responses,rankings\nx,"{nest}","[[0, 1]]"\n'}
+    for name, row in (("prompt", wide(prompt=5)), ("extra", wide(votes_a=None, extra=5))):
+        texts[name] = json.dumps(row).replace("5", nest)
+    (tmp_path / "nested.txt").write_text(texts[where])
     with pytest.raises(DataError):
-        load_preferences(path)
-
-
-@pytest.mark.parametrize("cell", ["1_0", "１０", "0x10", "1e", "1 0", "२"])
-def test_a_count_in_csv_must_be_written_in_plain_digits(cell: str, tmp_path: Path) -> None:
-    path = tmp_path / "votes.csv"
-    path.write_text(f"prompt,response_a,response_b,votes_a,votes_b\nTea?,Yes.,No.,{cell},2\n")
-    with pytest.raises(DataError, match=f"votes_a must be a whole number, not str '{cell}'"):
-        load_preferences(path)
+        load_preferences(tmp_path / "nested.txt")
 
 
 def test_a_column_without_a_name_is_the_index_of_pandas(tmp_path: Path) -> None:
     path = tmp_path / "votes.csv"
     path.write_text(",prompt,response_a,response_b,votes_a,votes_b\n0,Tea?,Yes.,No., 3 ,+2\n")
     loaded = load_preferences(path)
-    assert list(loaded.columns) == []
-    assert (loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([3], [2])
+    assert (list(loaded.columns), loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([], [3], [2])
 
 
 @pytest.mark.parametrize("values", [[10**20, 3], [2**63, -1], [HUGE, 1], [2**53 + 1, None], [1.5, 10**30]])
@@ -334,21 +243,25 @@ def test_a_damaged_file_of_our_own_is_one_sentence(tmp_path: Path) -> None:
             load_preferences(path)
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.9])
-def test_every_row_before_a_damage_of_gzip_is_kept(place: float, tmp_path: Path) -> None:
+def test_every_row_before_a_damage_of_gzip_is_kept(place: float, cut: bool, tmp_path: Path) -> None:
     rng = random.Random(place)
     prompts = [f"{i} {rng.randbytes(8).hex()}" for i in range(4000)]
     lines = [json.dumps(wide(prompt=prompt)).encode() + b"\n" for prompt in prompts]
-    content = bytearray(gzip.compress(b"".join(lines)))
-    content[int(len(content) * place)] ^= 0xFF
+    content = gzip.compress(b"".join(lines))
+    at = int(len(content) * place)
+    content = content[:at] if cut else content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
     decoder, intact = zlib.decompressobj(31), b""
-    for byte in bytes(content):
+    for byte in content:
         try:
             intact += decoder.decompress(bytes([byte]))
         except zlib.error:
             break
     path = tmp_path / "damaged.jsonl.gz"
-    path.write_bytes(bytes(content))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="the gzip stream is damaged or ends early" if cut else "row"):
+        load_preferences(path)
     found = set(intact.splitlines(keepends=True))
     readable = {prompt for prompt, line in zip(prompts, lines, strict=True) if line in found}
     loaded = load_preferences(path, skip_bad=True)
@@ -368,8 +281,7 @@ def test_gzip_members_are_read_as_one_file(tmp_path: Path) -> None:
 
 
 def test_gzip_that_expands_too_much_is_refused(tmp_path: Path) -> None:
-    row = json.dumps(wide()).encode()
-    line = row + b" " * 100_000 + b"\n"
+    line = json.dumps(wide()).encode() + b" " * 100_000 + b"\n"
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 800))
     for skip_bad in (False, True):
         with pytest.raises(DataError, match="expands to more than 200 times its size"):

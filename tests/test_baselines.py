@@ -4,8 +4,10 @@ import functools
 import math
 from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,15 +17,7 @@ from simulated import as_array, numeric_gradient, paired
 
 from pluralign.learning import baselines
 from pluralign.learning import bradley_terry as mixture
-from pluralign.learning.baselines import (
-    FORMULAS,
-    Baseline,
-    fit_baselines,
-    fit_damped,
-    fit_mean_variance,
-    fit_undecided,
-    mean_variance_loss,
-)
+from pluralign.learning.baselines import FORMULAS, Baseline, fit_baselines, fit_damped, fit_undecided
 from pluralign.learning.bradley_terry import L2_GRID, fit_bradley_terry, fit_em, principal_directions
 from pluralign.learning.pairs import Differences, Pairs, hard_votes, validation_folds
 from pluralign.theory.calibration import brier, constant_half, sigmoid
@@ -77,15 +71,6 @@ def predicted(baseline: Baseline, pairs: Pairs) -> np.ndarray:
 # --- all baselines ----------------------------------------------------------------------------------------------------
 
 
-def test_every_baseline_is_reported_and_then_fitted() -> None:
-    reported: list[str] = []
-    small = votes()[np.arange(60)]
-    small_baselines = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=reported.append)
-    assert reported == list(small_baselines) == NAMES
-    assert {baseline.formula for baseline in small_baselines.values()} == set(FORMULAS)
-    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 1, 1, 2, 2, 1, 2]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_shares_and_swap_with_the_pair(name: str) -> None:
     a, b = new_texts()
@@ -114,9 +99,8 @@ def test_formulas_equal_their_definitions() -> None:
         gaps = [r @ (x - y) for r in several.T]
         assert predictions["bradley-terry"][i] == pytest.approx(1 / (1 + math.exp(-(one @ (x - y)) / 2.5)))
         assert predictions["votes"][i] == pytest.approx(0.3 * (gaps[0] > 0) + 0.7 * (gaps[1] > 0))
-        assert predictions["mixture"][i] == pytest.approx(
-            0.3 / (1 + math.exp(-gaps[0])) + 0.7 / (1 + math.exp(-gaps[1]))
-        )
+        mixed = 0.3 / (1 + math.exp(-gaps[0])) + 0.7 / (1 + math.exp(-gaps[1]))
+        assert predictions["mixture"][i] == pytest.approx(mixed)
         assert predictions["mean-variance"][i] == pytest.approx(NormalDist().cdf(one @ (x - y) / math.sqrt(spread)))
 
 
@@ -128,15 +112,19 @@ def test_all_but_bootstrap_beat_chance_on_training_votes() -> None:
     assert error["bootstrap"] < brier(vote, votes().prob_a), "bootstrap members hardly differ, but beat a single vote"
 
 
-def test_seed_changes_only_bootstrap_and_mixture() -> None:
-    small = votes()[np.arange(100)]
+def test_every_baseline_is_reported_and_the_seed_changes_only_bootstrap_and_mixture() -> None:
+    small, reported = votes()[np.arange(100)], list[str]()
     folds = validation_folds(small.prompt, 0)
-    one, again, other = (fit_baselines(small, folds, 2, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (fit_baselines(small, folds, 2, seed=seed, report=reported.append) for seed in (0, 0, 1))
+    assert reported == 3 * NAMES == 3 * list(one)
+    assert {baseline.formula for baseline in one.values()} == set(FORMULAS)
+    assert [baseline.k for baseline in one.values()] == [1, 1, 1, 1, 1, 2, 2, 1, 2]
     for name in NAMES:
-        same = {part: array.tobytes() for part, array in one[name].arrays.items()}
-        assert same == {part: array.tobytes() for part, array in again[name].arrays.items()}
-        differs = same != {part: array.tobytes() for part, array in other[name].arrays.items()}
-        assert differs == (name in ("bootstrap", "mixture"))
+        first, same, differs = (
+            {part: array.tobytes() for part, array in found[name].arrays.items()} for found in (one, again, other)
+        )
+        assert first == same
+        assert (first != differs) == (name in ("bootstrap", "mixture"))
 
 
 # --- one reward -------------------------------------------------------------------------------------------------------
@@ -157,12 +145,9 @@ def test_single_reward_has_the_regularisation_with_the_lowest_validation_error(n
     majority = np.where(pairs.prob_a == 0.5, 0.5, pairs.prob_a > 0.5)
     assert (pairs.prob_a == 0.5).any()
     target = pairs.prob_a if name == "soft_bt" else majority
-    np.testing.assert_allclose(
-        arrays["theta"], fit_bradley_terry(pairs.difference, target, float(arrays["l2"])), atol=1e-6
-    )
-
-    errors = {l2: validation_error(pairs, target, l2) for l2 in L2_GRID}
-    assert errors[float(arrays["l2"])] <= min(errors.values()) + 1e-5
+    l2, errors = float(arrays["l2"]), {l2: validation_error(pairs, target, l2) for l2 in L2_GRID}
+    np.testing.assert_allclose(arrays["theta"], fit_bradley_terry(pairs.difference, target, l2), atol=1e-6)
+    assert errors[l2] <= min(errors.values()) + 1e-5
 
 
 def test_temperature_lowers_the_validation_error() -> None:
@@ -200,9 +185,7 @@ def test_damping_is_found_where_votes_need_it_and_lowers_the_error_on_other_pair
     arrays = fit_damped(learn, soft_bt(learn), validation_folds(learn.prompt, 0))
     assert arrays["damping"] >= 3
     other, d = pairs[pairs.prompt >= 300], as_array(pairs.difference)[pairs.prompt >= 300]
-    share = Baseline("bradley-terry", {name: np.asarray(array) for name, array in arrays.items()}).prob_hat(
-        other.lazy_difference()
-    )
+    share = predicted(Baseline("bradley-terry", {name: np.asarray(one) for name, one in arrays.items()}), other)
     c, unit = arrays["damping"], np.mean(np.sum(as_array(learn.difference) ** 2, axis=1))
     by_hand = 1 / (1 + np.exp(-np.sqrt((1 + c) / (1 + c * np.sum(d**2, axis=1) / unit)) * (d @ arrays["theta"])))
     np.testing.assert_allclose(share, by_hand, atol=1e-9)
@@ -213,8 +196,7 @@ def test_damped_reward_is_soft_bt_where_votes_are_logistic() -> None:
     pairs = saturating(0.0)
     plain = soft_bt(pairs)
     arrays = fit_damped(pairs, plain, validation_folds(pairs.prompt, 0))
-    assert arrays["damping"] == 0
-    assert arrays["l2"] == plain["l2"]
+    assert (arrays["damping"], arrays["l2"]) == (0, plain["l2"])
     np.testing.assert_array_equal(arrays["theta"], plain["theta"])
 
 
@@ -243,8 +225,7 @@ def test_reward_and_its_opposite_have_the_best_weight() -> None:
     assert len(np.unique(share.round(12))) == 2
     vote = hard_votes(pairs.difference, fitted()["soft_bt"].arrays["theta"][:, None])[:, 0]
     grid = [brier(weight * vote + (1 - weight) * (1 - vote), pairs.prob_a) for weight in np.linspace(0, 1, 1001)]
-    assert brier(share, pairs.prob_a) <= min(grid) + 1e-9
-    assert brier(share, pairs.prob_a) > min(grid) - 1e-5, "the grid comes close to it"
+    assert min(grid) - 1e-5 < brier(share, pairs.prob_a) <= min(grid) + 1e-9, "the grid comes close to it"
 
 
 def test_bootstrap_members_differ_and_have_optimal_weights() -> None:
@@ -262,15 +243,11 @@ def test_bootstrap_members_differ_and_have_optimal_weights() -> None:
 def test_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[np.ndarray] = []
 
-    def record(
-        difference: np.ndarray, target: np.ndarray, l2: float, *, weight: np.ndarray | None = None, **_: object
-    ) -> np.ndarray:
-        if weight is None:
-            return fit_bradley_terry(difference, target, l2)
-        drawn.append(weight)
-        return fit_bradley_terry(difference, target, l2, weight=weight)
+    def record(*given: Any, weight: npt.ArrayLike = 1.0, **_: object) -> np.ndarray:
+        drawn.extend([np.asarray(weight)] if np.ndim(weight) else [])
+        return fit_bradley_terry(*given, weight=weight)
 
-    monkeypatch.setattr(baselines, "fit_bradley_terry", record)
+    monkeypatch.setattr(mixture, "fit_bradley_terry", record)
     pairs = votes()
     baselines._fit_bootstrap(pairs, as_array(pairs.difference), 0.1, validation_folds(pairs.prompt, 0), 4, 0)
     assert len(drawn) == 4 * (1 + 3), "three strengths are tried"
@@ -296,9 +273,8 @@ def test_em_never_lowers_the_likelihood() -> None:
     pairs, theta = votes(), fitted()["soft_bt"].arrays["theta"]
     reached = []
     for rounds in (0, 1, 2, 3, 5, 8, 12):
-        members, weights = fit_em(
-            as_array(pairs.difference), pairs.prob_a, theta, SEVERAL, l2=1e-4, seed=0, rounds=rounds
-        )
+        d, p = as_array(pairs.difference), pairs.prob_a
+        members, weights = fit_em(d, p, theta, SEVERAL, l2=1e-4, seed=0, rounds=rounds)
         reached.append(log_likelihood(pairs, members, weights))
         assert weights.sum() == pytest.approx(1)
         assert weights.min() > 0
@@ -310,9 +286,8 @@ def test_em_never_lowers_the_likelihood() -> None:
 def test_one_em_round_equals_its_definition() -> None:
     pairs, theta, k = votes(), fitted()["soft_bt"].arrays["theta"], 2
     d, p = as_array(pairs.difference), pairs.prob_a
-    (start, start_weights), (after_one, weights) = (
-        fit_em(d, p, theta, k, l2=0.1, seed=3, rounds=rounds) for rounds in (0, 1)
-    )
+    start, start_weights = fit_em(d, p, theta, k, l2=0.1, seed=3, rounds=0)
+    after_one, weights = fit_em(d, p, theta, k, l2=0.1, seed=3, rounds=1)
     chance = 1 / (1 + np.exp(-d @ start))
     of_a, of_b = start_weights * chance, start_weights * (1 - chance)
     votes_a = p[:, None] * of_a / of_a.sum(axis=1, keepdims=True)
@@ -360,14 +335,13 @@ def test_mean_variance_gradient_equals_finite_differences(seed: int, l2: float) 
     guide = rng.standard_normal(3)
     a, b = np.arange(7, dtype=np.int32), np.arange(7, 14, dtype=np.int32)
     prob_a = rng.random(7)
-    loss = mean_variance_loss(inputs, a, b, prob_a, l2, guide)
+    loss = baselines.mean_variance_loss(inputs, a, b, prob_a, l2, guide)
     value, gradient = loss(unknowns)
     mean, spread, offset = unknowns[:3], unknowns[3:6], unknowns[6]
     p = ndtr((inputs[a] - inputs[b]) @ mean / np.sqrt(sum(np.exp(inputs[side] @ spread + offset) for side in (a, b))))
     entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
     assert value == pytest.approx(entropy + l2 / 2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)), rel=1e-9)
-    numeric = numeric_gradient(lambda at: loss(at)[0], unknowns)
-    np.testing.assert_allclose(gradient, numeric, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(gradient, numeric_gradient(lambda at: loss(at)[0], unknowns), atol=1e-6, rtol=1e-6)
 
 
 def test_mean_variance_model_recovers_its_own_shares() -> None:
@@ -381,7 +355,7 @@ def test_mean_variance_model_recovers_its_own_shares() -> None:
     a, b = rng.standard_normal((2, 400, 4))
     soft = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.003)
     folds = validation_folds(pairs.prompt, 0)
-    model = Baseline("mean-variance", fit_mean_variance(pairs, soft, folds[:1]))
+    model = Baseline("mean-variance", baselines.fit_mean_variance(pairs, soft, folds[:1]))
     error = brier(model.prob_hat(between(a, b)), share(a, b))
     assert error < 0.3 * brier(sigmoid((a - b) @ soft), share(a, b))
     assert error < 2e-3
@@ -398,6 +372,5 @@ def test_the_undecided_share_of_one_reward_is_found(true: float) -> None:
     folds = validation_folds(pairs.prompt, 0)
     arrays = fit_undecided(pairs, fit_damped(pairs, soft_bt(pairs), folds), folds)
     assert float(arrays["undecided"]) == pytest.approx(true, abs=0.1)
-    baseline = Baseline("bradley-terry", {name: np.asarray(value) for name, value in arrays.items()})
-    share = baseline.prob_hat(pairs.lazy_difference())
+    share = predicted(Baseline("bradley-terry", {name: np.asarray(value) for name, value in arrays.items()}), pairs)
     assert np.mean((share - pairs.prob_a) ** 2) < 0.002

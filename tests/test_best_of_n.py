@@ -31,12 +31,9 @@ def test_the_expected_best_is_unbiased_for_new_samples() -> None:
     assert abs(np.mean(estimates) - 4 / 5) < 4 * error  # the best of four uniform numbers
 
 
-def test_many_samples_do_not_overflow() -> None:
+def test_many_samples_do_not_overflow_and_more_than_there_are_is_refused() -> None:
     assert float(expected_best(np.arange(5000.0), 2500)) == pytest.approx(4998, abs=1)
-
-
-def test_n_above_the_number_of_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="between 1 and the number of samples, 3, not 4"):
+    with pytest.raises(ValueError, match="number of samples, 3, not 4"):
         expected_best([1.0, 2.0, 3.0], 4)
 
 
@@ -47,9 +44,6 @@ def test_kl_matches_the_best_of_n_distribution(n: int) -> None:
     density = n * u ** (n - 1)
     assert best_of_n_kl(n) == pytest.approx(float(np.mean(density * np.log(density))), abs=1e-4)
     assert best_of_n_kl(n) <= math.log(n) + 1e-12
-
-
-def test_n_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         best_of_n_kl(0)
 
@@ -69,12 +63,10 @@ def test_own_reward_equals_the_expected_best() -> None:
 
 def test_other_members_reward_equals_own_reward_for_a_copy_and_its_negative_for_an_opposite() -> None:
     rewards = np.random.default_rng(6).standard_normal((40, 4, 1))
-    same = best_of_n([np.hstack([r, r]) for r in rewards])
-    opposed = best_of_n([np.hstack([r, -r]) for r in rewards])
-    assert same is not None
-    assert opposed is not None
-    assert np.allclose(same.others[0], same.own[0])
-    assert np.allclose(opposed.others[0], np.negative(opposed.own[0]))
+    for sign in (1, -1):
+        both = best_of_n([np.hstack([r, sign * r]) for r in rewards])
+        assert both is not None
+        assert np.allclose(both.others[0], sign * np.array(both.own[0]))
 
 
 def test_prompts_with_one_response_give_no_result() -> None:

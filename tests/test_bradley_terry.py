@@ -1,5 +1,6 @@
-"""Bradley–Terry rewards against scipy, scikit-learn, finite differences and data simulated from a known reward."""
+"""Bradley–Terry rewards, the teacher and policy-level members: gradients, scipy, scikit-learn and known rewards."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -8,17 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
-from simulated import numeric_gradient
+from simulated import as_array, numeric_gradient, paired
 
-from pluralign.learning.bradley_terry import (
-    bradley_terry_loss,
-    directions_with,
-    fit_bradley_terry,
-    fit_path,
-    principal_directions,
-)
-from pluralign.learning.pairs import scores
-from pluralign.theory.calibration import sigmoid
+from pluralign.learning import bradley_terry
+from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.learning.pairs import Pairs, scores, validation_folds
+from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, policy_loss, train_policy_level
+from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, Teacher, damp, fit_teacher
+from pluralign.theory.calibration import brier, sigmoid
 
 
 def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -29,7 +27,7 @@ def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, 
 
 
 def slope_at(theta: np.ndarray, *others: Any) -> np.ndarray:
-    return numeric_gradient(lambda at: bradley_terry_loss(at, *others), theta)
+    return numeric_gradient(lambda at: bradley_terry.bradley_terry_loss(at, *others), theta)
 
 
 def test_loss_is_the_mean_cross_entropy_plus_half_the_square() -> None:
@@ -38,7 +36,9 @@ def test_loss_is_the_mean_cross_entropy_plus_half_the_square() -> None:
     p = expit(difference @ theta)
     entropy = -(target * np.log(p) + (1 - target) * np.log(1 - p))
     expected = (weight * entropy).sum() / len(target) + 0.7 / 2 * (theta**2).sum()
-    assert bradley_terry_loss(theta, difference, target, 0.7, weight) == pytest.approx(expected, rel=1e-12)
+    assert bradley_terry.bradley_terry_loss(theta, difference, target, 0.7, weight) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 0.03, 1e-4]))
@@ -54,7 +54,7 @@ def test_fit_equals_scipys_minimum(l2: float) -> None:
     difference, target, weight = shares(1)
 
     def loss(theta: np.ndarray) -> float:
-        return bradley_terry_loss(theta, difference, target, l2, weight)
+        return bradley_terry.bradley_terry_loss(theta, difference, target, l2, weight)
 
     other = minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-9, "xrtol": 1e-12})
     fitted = fit_bradley_terry(difference, target, l2, weight=weight)
@@ -85,9 +85,8 @@ def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     difference, target, weight = shares(seed)
     swapped = np.random.default_rng(seed).random(len(target)) < 0.5
     fitted = fit_bradley_terry(difference, target, 0.03, weight=weight)
-    other = fit_bradley_terry(
-        np.where(swapped[:, None], -difference, difference), np.where(swapped, 1 - target, target), 0.03, weight=weight
-    )
+    turned = np.where(swapped[:, None], -difference, difference), np.where(swapped, 1 - target, target)
+    other = fit_bradley_terry(*turned, 0.03, weight=weight)
     np.testing.assert_allclose(other, fitted, atol=1e-6)
 
 
@@ -112,23 +111,15 @@ def test_single_precision_gives_nearly_the_same_reward() -> None:
     difference, target, weight = shares(7, n=400, d=30)
     double = fit_bradley_terry(difference, target, 0.01, weight=weight)
     single = fit_bradley_terry(difference.astype(np.float32), target, 0.01, weight=weight)
-    assert single.dtype == np.float64
+    assert single.dtype == scores(difference.astype(np.float32), single).dtype == np.float64
     np.testing.assert_allclose(single, double, atol=2e-3)
-
-
-def test_scores_keep_the_precision_of_the_differences() -> None:
-    difference, _, _ = shares(8)
-    theta = np.random.default_rng(8).standard_normal((5, 3))
-    np.testing.assert_array_equal(scores(difference, theta), difference @ theta)
-    single = scores(difference.astype(np.float32), theta)
-    assert single.dtype == np.float64
-    np.testing.assert_allclose(single, difference @ theta, atol=1e-5)
+    np.testing.assert_allclose(scores(difference.astype(np.float32), single), difference @ single, atol=1e-5)
 
 
 def test_path_holds_the_fit_of_every_strength() -> None:
     difference, target, _ = shares(9)
     grid = (1.0, 0.1, 0.001)
-    path = fit_path(difference, target, grid)
+    path = bradley_terry.fit_path(difference, target, grid)
     for l2, theta in zip(grid, path, strict=True):
         np.testing.assert_allclose(theta, fit_bradley_terry(difference, target, l2), atol=2e-4)
     assert (np.diff(np.linalg.norm(path, axis=1)) > 0).all(), "weaker regularisation, larger reward"
@@ -160,7 +151,7 @@ def test_principal_directions_equal_the_right_singular_vectors() -> None:
 def test_directions_are_orthonormal_and_span_the_reward(d: int, m: int, dtype: type) -> None:
     difference: np.ndarray = shares(11, n=300, d=d)[0].astype(dtype)
     theta = np.random.default_rng(11).standard_normal(d)
-    axes = directions_with(difference, theta, m)
+    axes = bradley_terry.directions_with(difference, theta, m)
     assert axes.dtype == dtype
     np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-5)
     np.testing.assert_allclose(scores(difference @ axes, axes.T @ theta), difference @ theta, atol=1e-3)
@@ -171,5 +162,148 @@ def test_directions_are_orthonormal_and_span_the_reward(d: int, m: int, dtype: t
 def test_reward_within_the_leading_directions_adds_no_direction() -> None:
     difference = shares(12, n=300, d=20)[0].astype(np.float32)
     theta = principal_directions(difference, 5).astype(np.float64) @ np.arange(1.0, 6.0)
-    axes = directions_with(difference, theta, 5)
+    axes = bradley_terry.directions_with(difference, theta, 5)
     np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-4)
+
+
+def teacher_of(pairs: Pairs) -> Teacher:
+    return fit_teacher(pairs, validation_folds(pairs.prompt, 0))
+
+
+# --- the teacher ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 20), st.floats(0.1, 10))
+def test_damping_keeps_the_direction_and_the_order_of_lengths(seed: int, c: float, mean_square: float) -> None:
+    difference = np.random.default_rng(seed).standard_normal((12, 3)) * np.geomspace(0.1, 10, 12)[:, None]
+    damped = as_array(damp(difference, c, mean_square))
+    before, after = np.linalg.norm(difference, axis=1), np.linalg.norm(damped, axis=1)
+    np.testing.assert_allclose(damped / after[:, None], difference / before[:, None], atol=1e-12)
+    assert (np.argsort(before) == np.argsort(after)).all()
+    assert (after <= np.sqrt((1 + c) / c * mean_square) + 1e-9).all(), "there is a maximum length"
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 10))
+def test_damping_shortens_long_differences_and_lengthens_short_ones(one: float, more: float) -> None:
+    difference = np.array([[0.5, 0.0], [2.0, 0.0], [6.0, 0.0]])
+    weak, strong = (as_array(damp(difference, c, 4.0))[:, 0] for c in sorted((one, more)))
+    assert strong[0] >= weak[0] >= 0.5
+    assert strong[1] == pytest.approx(2.0)
+    assert strong[2] <= weak[2] <= 6.0
+
+
+def test_damping_equals_its_formula() -> None:
+    difference = np.random.default_rng(1).standard_normal((5, 3))
+    for row, damped in zip(difference, as_array(damp(difference, 2.5, 1.7)), strict=True):
+        np.testing.assert_allclose(damped, row * ((1 + 2.5) / (1 + 2.5 * (row @ row) / 1.7)) ** 0.5)
+    np.testing.assert_array_equal(as_array(damp(difference, 0.0, 1.0)), difference)
+
+
+def test_random_votes_choose_the_strongest_regularisation() -> None:
+    rng = np.random.default_rng(2)
+    noise = paired(rng.standard_normal((80, 40)), rng.integers(0, 2, 80).astype(float))
+    assert teacher_of(noise).l2 == max(TEACHER_L2_GRID)
+
+
+def test_many_votes_with_a_strong_pattern_choose_the_weakest_regularisation() -> None:
+    rng = np.random.default_rng(3)
+    difference = rng.standard_normal((1500, 3))
+    strong = paired(difference, sigmoid(difference @ [4.0, -3.0, 1.0]))
+    assert teacher_of(strong).l2 == min(TEACHER_L2_GRID)
+
+
+@pytest.mark.parametrize("true", [0.0, 3.0])
+def test_true_damping_is_chosen(true: float) -> None:
+    rng = np.random.default_rng(4)
+    difference = rng.standard_normal((2000, 3)) * np.exp(rng.standard_normal((2000, 1)))
+    mean_square = float((difference**2).sum(axis=1).mean())
+    votes = paired(difference, sigmoid(as_array(damp(difference, true, mean_square)) @ [1.0, -0.7, 0.3]))
+    chosen = fit_teacher(votes, validation_folds(votes.prompt, 0), dampings=(0.0, 3.0))
+    assert chosen.damping == true
+    assert chosen.mean_square == pytest.approx(mean_square)
+    assert brier(chosen.prob_hat(difference), votes.prob_a) < 1e-3
+
+
+def test_chosen_grid_point_has_the_lowest_validation_error() -> None:
+    rng = np.random.default_rng(5)
+    difference = rng.standard_normal((240, 20)) * np.exp(0.5 * rng.standard_normal((240, 1)))
+    pairs = paired(difference, rng.binomial(3, sigmoid(difference @ rng.standard_normal(20) / 3)) / 3)
+    folds = validation_folds(pairs.prompt, 0)
+    chosen = fit_teacher(pairs, folds)
+
+    def validation_error(c: float, l2: float) -> float:
+        d = as_array(damp(difference, c, chosen.mean_square))
+        fits = [(fold, fit_bradley_terry(d[~fold], pairs.prob_a[~fold], l2)) for fold in folds]
+        return float(np.mean([np.mean((sigmoid(d[fold] @ theta) - pairs.prob_a[fold]) ** 2) for fold, theta in fits]))
+
+    errors = {(c, l2): validation_error(c, l2) for c in DAMPING_GRID for l2 in TEACHER_L2_GRID}
+    assert errors[chosen.damping, chosen.l2] <= min(errors.values()) + 1e-6
+    assert max(errors.values()) > min(errors.values()) + 1e-3, "the grid points differ"
+    theta = fit_bradley_terry(damp(difference, chosen.damping, chosen.mean_square), pairs.prob_a, chosen.l2)
+    np.testing.assert_allclose(chosen.theta, theta, atol=1e-9)
+
+
+# --- members at the policy level --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.2]), st.integers(1, 4))
+def test_policy_loss_gradient_equals_finite_differences(seed: int, l2: float, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, prob_a, weight = rng.standard_normal((25, 3)), rng.random(25), rng.dirichlet(np.ones(25))
+    loss, unknowns = policy_loss(x, prob_a, l2, k, weight), rng.standard_normal(3 * k + k)
+    theta, logits = unknowns[: 3 * k].reshape(3, k), unknowns[3 * k :]
+    weights = np.exp(logits) / np.exp(logits).sum()
+    share = 1 / (1 + np.exp(-x @ theta)) @ weights
+    value, gradient = loss(unknowns)
+    assert value == pytest.approx(weight @ (share - prob_a) ** 2 + l2 / k * np.sum(theta**2), rel=1e-12)
+    np.testing.assert_allclose(gradient, numeric_gradient(lambda at: loss(at)[0], unknowns), atol=1e-8)
+
+
+@functools.cache
+def two_groups() -> Pairs:
+    """Votes of two groups: 70 % prefer the first feature, 30 % the second and not the first."""
+    rng = np.random.default_rng(7)
+    difference = 4 * rng.standard_normal((500, 3))
+    share = 0.7 * sigmoid(difference @ [1.0, 0, 0]) + 0.3 * sigmoid(difference @ [-1.0, 1.0, 0])
+    return paired(difference, rng.binomial(40, share) / 40)
+
+
+VOTES = PolicyOptions(1.0, 0.003)
+
+
+def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
+    pairs = two_groups()
+    single = brier(sigmoid(pairs.difference @ fit_bradley_terry(pairs.difference, pairs.prob_a, 1e-3)), pairs.prob_a)
+    fit = train_policy_level(pairs, teacher_of(pairs), 2, VOTES)
+    share = sigmoid(pairs.difference @ fit.theta) @ fit.weights
+    assert ((share > 0) & (share < 1)).all()
+    assert fit.weights.min() > 0
+    assert fit.weights.sum() == pytest.approx(1)
+    assert fit.undecided == 0
+    assert fit.brier(pairs, "policy") == pytest.approx(brier(share, pairs.prob_a))
+    assert brier(share, pairs.prob_a) < 0.5 * single
+    one, four = (train_policy_level(pairs, teacher_of(pairs), k, VOTES).brier(pairs, "policy") for k in (1, 4))
+    assert four < one < single, "even a single member is fitted to the squared error"
+
+
+def test_a_policy_level_fit_depends_only_on_the_seed() -> None:
+    pairs = two_groups()
+    teacher, choice = teacher_of(pairs), PolicyOptions(0.3, 0.03)
+    one, again, other = (train_policy_level(pairs, teacher, 3, choice, seed=seed) for seed in (0, 0, 1))
+    assert one.theta.tobytes() == again.theta.tobytes()
+    assert np.abs(one.theta - other.theta).max() > 0.01
+
+
+def test_the_teacher_shrinks_long_differences_where_there_are_few_votes() -> None:
+    """One vote per pair, damped: the teacher's share is less noisy than the votes, so it is part of the target."""
+    rng = np.random.default_rng(8)
+    difference = rng.standard_normal((300, 12)) * np.exp(0.7 * rng.standard_normal((300, 1)))
+    mean_square = float((difference**2).sum(axis=1).mean())
+    reward = np.zeros(12)
+    reward[:3] = 0.6
+    pairs = paired(difference, rng.binomial(1, sigmoid(np.asarray(damp(difference, 10.0, mean_square)) @ reward)))
+    choice = choose_policy_options(pairs, teacher_of(pairs), 4, validation_folds(pairs.prompt, 0))
+    assert choice.vote_share == 0.3
+    many = two_groups()
+    choice = choose_policy_options(many, teacher_of(many), 2, validation_folds(many.prompt, 0))
+    assert choice == VOTES, "many votes without damping are learned from votes alone"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, changed_inputs, fingerprint
+from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, fingerprint
 from pluralign.core.errors import DataError
 from pluralign.learning.options import FitOptions
 
@@ -25,6 +25,10 @@ class Counted:
     def __call__(self) -> dict[str, np.ndarray]:
         self.times += 1
         return self.arrays
+
+
+def kept(checkpoints: Checkpoints, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return checkpoints.keep("first", dict[str, np.ndarray], compute)
 
 
 def example() -> Counted:
@@ -94,14 +98,15 @@ def test_a_dataclass_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_a_step_is_computed_once_per_object(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         compute, checkpoints = example(), Checkpoints(folder, INPUTS)
-        assert checkpoints.arrays("first", compute) is checkpoints.arrays("first", compute)
+        kept(checkpoints, compute)
+        kept(checkpoints, compute)
         assert compute.times == 1
 
 
 def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
     compute = example()
-    computed = Checkpoints(tmp_path, INPUTS).arrays("first", compute)
-    stored = Checkpoints(tmp_path, dict(reversed(INPUTS.items()))).arrays("first", compute)
+    computed = kept(Checkpoints(tmp_path, INPUTS), compute)
+    stored = kept(Checkpoints(tmp_path, dict(reversed(INPUTS.items()))), compute)
     assert compute.times == 1
     assert sorted(computed) == sorted(stored) == sorted(compute.arrays)
     for name, array in compute.arrays.items():
@@ -114,10 +119,10 @@ def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"data": "abd"}, {"options": {"k": 9, "seed": 0}}, {"version": "2"}])
 def test_other_inputs_start_a_new_run_and_leave_the_first_one_alone(tmp_path: Path, change: dict[str, Any]) -> None:
     compute = example()
-    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
-    Checkpoints(tmp_path, INPUTS | change).arrays("first", compute)
+    kept(Checkpoints(tmp_path, INPUTS), compute)
+    kept(Checkpoints(tmp_path, INPUTS | change), compute)
     assert compute.times == 2
-    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    kept(Checkpoints(tmp_path, INPUTS), compute)
     assert compute.times == 2
 
 
@@ -127,9 +132,9 @@ def test_a_failed_step_leaves_no_file_and_can_be_repeated(tmp_path: Path) -> Non
 
     checkpoints, compute = Checkpoints(tmp_path, INPUTS), example()
     with pytest.raises(RuntimeError, match="out of memory"):
-        checkpoints.arrays("first", fail)
+        kept(checkpoints, fail)
     assert files_in(tmp_path) == []
-    checkpoints.arrays("first", compute)
+    kept(checkpoints, compute)
     assert compute.times == 1
 
 
@@ -138,25 +143,18 @@ def test_a_failed_step_leaves_no_file_and_can_be_repeated(tmp_path: Path) -> Non
 )
 def test_a_damaged_step_is_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     compute, number = example(), 123456789.5
-    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
-    Checkpoints(tmp_path, INPUTS).value("second", lambda: number)
+    kept(Checkpoints(tmp_path, INPUTS), compute)
+    Checkpoints(tmp_path, INPUTS).keep("second", float, lambda: number)
     for path in (*tmp_path.rglob("first.*"), *tmp_path.rglob("second.*")):
         path.write_bytes(damage(path.read_bytes()))
     again = Checkpoints(tmp_path, INPUTS)
-    np.testing.assert_array_equal(again.arrays("first", compute)["theta"], compute.arrays["theta"])
-    assert again.value("second", lambda: number) == number
+    np.testing.assert_array_equal(kept(again, compute)["theta"], compute.arrays["theta"])
+    assert again.keep("second", float, lambda: number) == number
     assert compute.times == 2
-    assert Checkpoints(tmp_path, INPUTS).value("second", lambda: pytest.fail("the value is stored")) == number
+    assert Checkpoints(tmp_path, INPUTS).keep("second", float, lambda: pytest.fail("the value is stored")) == number
 
 
-# --- values and folders -----------------------------------------------------------------------------------------------
-
-
-def test_a_computed_value_equals_the_stored_one(tmp_path: Path) -> None:
-    for folder in (None, tmp_path):
-        value = Checkpoints(folder, INPUTS).value("plan", lambda: {"shards": (1, 2), "share": 0.1, "text": "ä"})
-        assert value == {"shards": [1, 2], "share": 0.1, "text": "ä"}
-    assert Checkpoints(tmp_path, INPUTS).value("plan", lambda: pytest.fail("the value is stored")) == value
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_filled_once(tmp_path: Path) -> None:
@@ -179,35 +177,8 @@ def test_a_folder_whose_filling_fails_is_filled_anew(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="killed"):
         checkpoints.folder("member-0", fail)
     assert files_in(tmp_path) == [INPUTS_FILE], "the inputs of the run, and nothing of the step"
-    assert not checkpoints.has("member-0")
     folder = checkpoints.folder("member-0", lambda folder: (folder / "whole").touch())
     assert files_in(folder) == ["whole"]
-
-
-def test_a_forgotten_step_is_computed_again(tmp_path: Path) -> None:
-    checkpoints, compute = Checkpoints(tmp_path, INPUTS), example()
-    checkpoints.arrays("first", compute)
-    checkpoints.value("second", lambda: 1)
-    checkpoints.folder("third", lambda _: None)
-    assert all(map(checkpoints.has, ("first", "second", "third")))
-    for name in ("first", "second", "third"):
-        checkpoints.forget(name)
-        assert not checkpoints.has(name)
-    checkpoints.arrays("first", compute)
-    assert checkpoints.value("second", lambda: 2) == 2
-    assert compute.times == 2
-
-
-def test_other_runs_are_listed_with_their_inputs(tmp_path: Path) -> None:
-    other = INPUTS | {"version": "0", "sizes": (1, 2)}
-    Checkpoints(tmp_path, other).value("plan", lambda: 1)
-    checkpoints = Checkpoints(tmp_path, INPUTS)
-    checkpoints.value("plan", lambda: 1)
-    assert checkpoints.other_runs() == [other | {"sizes": [1, 2]}]
-    assert Checkpoints(tmp_path, other).other_runs() == [INPUTS]
-    assert changed_inputs(checkpoints.other_runs()[0], INPUTS) == ["version"]
-    assert changed_inputs(checkpoints.other_runs()[0], other) == []
-    assert Checkpoints(None, INPUTS).other_runs() == []
 
 
 # --- the end of a run -------------------------------------------------------------------------------------------------
@@ -217,21 +188,20 @@ def test_finishing_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "ensemble.json").write_text("{}")
     (tmp_path / "figures").mkdir()
     abandoned, checkpoints = Checkpoints(tmp_path, INPUTS | {"version": "0"}), Checkpoints(tmp_path, INPUTS)
-    abandoned.arrays("first", example())
-    checkpoints.arrays("first", example())
+    kept(abandoned, example())
+    kept(checkpoints, example())
     assert len(list(tmp_path.iterdir())) == 4
     checkpoints.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ensemble.json", "figures"]
     compute = example()
-    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    kept(Checkpoints(tmp_path, INPUTS), compute)
     assert compute.times == 1, "a finished run starts again"
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoints = Checkpoints(None, INPUTS)
-    np.testing.assert_array_equal(checkpoints.arrays("first", example())["theta"], example().arrays["theta"])
-    assert not checkpoints.has("first")
+    np.testing.assert_array_equal(kept(checkpoints, example())["theta"], example().arrays["theta"])
     checkpoints.finish()
     assert list(tmp_path.iterdir()) == []
 

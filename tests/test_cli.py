@@ -15,8 +15,7 @@ from pluralign.core.errors import UsageError
 from pluralign.experiments.demo import demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
-WITH_SEED = {"demo", "fit", "evaluate", "report", "answer", "serve", "tune", "generate", "rankings"}
-WITH_SEED |= {"reproduce", "profile"}
+WITH_SEED = {"demo", "fit", "evaluate", "answer", "serve", "tune", "generate", "rankings", "reproduce"}
 INSPECT_KEYS = {"pairs", "prompts", "votes", "votes_per_pair", "majority_share", "noise", "floor", "constant_half"}
 
 

@@ -24,9 +24,9 @@ from pluralign.cli.console import (
     progress_bar,
     show,
 )
-from pluralign.cli.render.fit import FitWatch
-from pluralign.cli.render.tables import figure_table
+from pluralign.cli.render.results import FitWatch, draw
 from pluralign.core.text import printable, printable_json
+from pluralign.publishing.tables import Table
 
 HOSTILE = (
     "a\x1b]0;title\x07b\x1b]8;;http://evil\x1b\\c\x1b[2Jd\x9b31me\x7ff\r\x08\u202eg\u2066h\udc80i"  # escapes, C1, bidi
@@ -56,9 +56,7 @@ def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[s
 
 
 def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
-    table = figure_table(HOSTILE, "name")
-    table.add_row(Text(HOSTILE))
-    show([HOSTILE, Text(HOSTILE), table])
+    show([HOSTILE, Text(HOSTILE), draw(Table(HOSTILE, ("name",), [[HOSTILE]]))])
     note(HOSTILE)
     out, err = capsys.readouterr()
     assert out.count("]0;title") == 4

@@ -35,19 +35,14 @@ def test_a_sum_over_parts_is_the_total(n: int, seed: int) -> None:
     np.testing.assert_allclose(ALONE.sum_of(n, lambda part: values[part].sum(axis=0)), values.sum(axis=0), atol=1e-10)
 
 
-def test_a_program_without_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert this_process() is ALONE
-    assert ALONE.first
-    array = np.arange(3)
-    assert ALONE.total(array) is array
-    assert ALONE.agreed(lambda: 7) == 7
-
-
 def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert launched_process() == ALONE
+    assert launched_process() == ALONE == this_process()
+    array = np.arange(3)
+    assert ALONE.first
+    assert ALONE.total(array) is array
+    assert ALONE.agreed(lambda: 7) == 7
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert launched_process() == Processes(4, 3)

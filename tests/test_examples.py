@@ -15,11 +15,15 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run_script(script: str, *arguments: object, cwd: Path) -> str:
-    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
+def run_command(*arguments: object, cwd: Path) -> str:
+    command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, env=OFFLINE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_script(script: str, *arguments: object, cwd: Path) -> str:
+    return run_command(EXAMPLES / script, *arguments, cwd=cwd)
 
 
 def test_every_example_is_listed_and_run_here() -> None:
@@ -87,9 +91,7 @@ nbformat.write(notebook, "executed.ipynb")
 @pytest.mark.slow
 def test_the_notebook_runs_and_has_its_outputs(tmp_path: Path) -> None:
     path = EXAMPLES / "walkthrough.ipynb"
-    command = [sys.executable, "-c", RUN_NOTEBOOK, str(path)]
-    done = subprocess.run(command, cwd=tmp_path, env=OFFLINE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_command("-c", RUN_NOTEBOOK, path, cwd=tmp_path)
     committed, executed = (json.loads(file.read_text())["cells"] for file in (path, tmp_path / "executed.ipynb"))
     for old, new in zip(committed, executed, strict=True):
         if new["cell_type"] == "code":

@@ -41,13 +41,8 @@ def run_script(extra: str, folder: Path, *script: str | Path) -> subprocess.Comp
     allowed = folder / "allowed.txt"
     allowed.write_text("\n".join(closure(extra)))
     command = [sys.executable, TESTS / "limited_imports.py", allowed, *script]
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PLURALIGN_CACHE": str(folder / "cache"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "COLUMNS": "300",
-    }
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {"PLURALIGN_CACHE": str(folder / "cache"), "COLUMNS": "300"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -78,12 +73,9 @@ def test_packages_of_other_extras_are_absent_in_these_tests(tmp_path: Path) -> N
     assert "ModuleNotFoundError: No module named 'vaderSentiment'" in done.stderr
 
 
-def test_every_extra_for_users_has_its_commands() -> None:
+def test_every_extra_for_users_has_its_commands_and_installs_every_package_it_imports_itself() -> None:
     for_users = set(PROJECT["optional-dependencies"]) - {"all", "dev", "docs"}
     assert set(one_extra.EXTRAS) == for_users | {"core"}
-
-
-def test_an_extra_installs_every_package_it_imports_itself() -> None:
     assert {"jinja2", "gguf", "peft", "trl", "torch", "transformers"} <= closure("finetune")
     assert closure("server").isdisjoint({"torch", "jinja2", "vadersentiment"})
     assert closure("core") < closure("hf") < closure("finetune")

@@ -26,10 +26,10 @@ from pluralign.text.loading import model_folder
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 
+torch: Any = importlib.import_module("torch")
+transformers: Any = importlib.import_module("transformers")
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-QUICK: dict[str, Any] = {
-    "k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "epochs": 1,
-}  # fmt: skip
+QUICK: dict[str, Any] = {"k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "epochs": 1}
 KINDS = [("joint", False), ("joint", True), ("stagewise", False), ("stagewise", True)]
 CHAT = "<s>user {} </s>assistant {} </s>"
 
@@ -51,18 +51,26 @@ def towns(tmp_path_factory: pytest.TempPathFactory, votes: PreferenceSet) -> dic
     return {(method, lora): folder / f"{method}-{lora}" for method, lora in KINDS}
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    tuned.forget_models()
+
+
 def direct(folder: Path, outputs: int, items: list[Item]) -> npt.NDArray[Any]:
     """Return the rewards of plain transformers and peft for each text alone, with LoRA merged into the base.
 
     Of a joint model these are the states before the head.
     """
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     if (folder / "adapter_config.json").exists():
-        peft = importlib.import_module("peft")
         base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-        model = peft.PeftModel.from_pretrained(load(base, num_labels=outputs), folder).merge_and_unload()
+        model = (
+            importlib.import_module("peft")
+            .PeftModel.from_pretrained(load(base, num_labels=outputs), folder)
+            .merge_and_unload()
+        )
         model.config.pad_token_id = tokenizer.pad_token_id
     else:
         model = load(folder)
@@ -101,31 +109,27 @@ def test_a_saved_copy_gives_the_same_rewards_without_the_original(
 ) -> None:
     ensemble = RewardEnsemble.load(towns[kind])
     rewards = ensemble.rewards(ITEMS)
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     shutil.copytree(towns[kind], tmp_path / "first")
     first = RewardEnsemble.load(tmp_path / "first")
     first.take([0, 2], [0.5, 0.5]).save(tmp_path / "second")
     shutil.rmtree(tmp_path / "first")
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     np.testing.assert_allclose(RewardEnsemble.load(tmp_path / "second").rewards(ITEMS), rewards[:, [0, 2]], atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
-def test_members_on_states_are_exported_as_the_head_of_a_plain_classifier(
-    towns: dict[Any, Path], lora: bool, tmp_path: Path
-) -> None:
+def test_members_are_exported_as_the_head_of_a_classifier(towns: dict[Any, Path], lora: bool, tmp_path: Path) -> None:
     ensemble = RewardEnsemble.load(towns["joint", lora])
     export(towns["joint", lora], tmp_path / "out")
     np.testing.assert_allclose(model_rewards(tmp_path / "out", ITEMS), ensemble.rewards(ITEMS), atol=1e-3)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("empty_cache")
 def test_a_stagewise_lora_ensemble_has_one_base_in_memory(
-    towns: dict[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    towns: dict[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transformers = importlib.import_module("transformers")
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
-    tuned.forget_models()
     load, loaded = transformers.AutoModelForSequenceClassification.from_pretrained, []
 
     def count(*arguments: Any, **options: Any) -> Any:
@@ -143,23 +147,22 @@ def test_a_stagewise_lora_ensemble_has_one_base_in_memory(
 
 @pytest.mark.slow
 def test_whole_models_that_exceed_memory_are_loaded_in_turn(
-    towns: dict[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    towns: dict[Any, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = RewardEnsemble.load(towns["stagewise", False]).rewards(ITEMS)
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    request.getfixturevalue("empty_cache")
     monkeypatch.setattr(tuned, "KEEP_BYTES", 10)
-    tuned.forget_models()
     ensemble = RewardEnsemble.load(towns["stagewise", False])
     np.testing.assert_allclose(ensemble.rewards(ITEMS), expected, atol=1e-5)
     assert len(tuned._latest[0].loaded) == 1
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize("kind", [("joint", False), ("stagewise", True)], ids=str)
 def test_changed_or_missing_files_raise_data_error(
-    towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     shutil.copytree(towns[kind], tmp_path / "town")
     weights = next((tmp_path / "town" / "backbone").rglob("*.safetensors"))
     data = bytearray(weights.read_bytes())
@@ -173,9 +176,7 @@ def test_changed_or_missing_files_raise_data_error(
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
-    towns: dict[Any, Path], votes: PreferenceSet, tmp_path: Path
-) -> None:
+def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(towns: dict[Any, Path], tmp_path: Path) -> None:
     folder = towns["joint", False]
     pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--json")
     assert pruned.returncode == 0, pruned.stderr
@@ -187,9 +188,7 @@ def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
     certificate = certify(whole, evidence)
     assert certificate.theorem_4.fixed_features is False
-    assert (
-        "The features were trained on the same votes, which the theorem does not cover." in certificate.theorem_4.here
-    )
+    assert "features were trained on the same votes, which the theorem does not" in certificate.theorem_4.here
 
 
 def test_outputs_are_not_clipped_but_other_features_are() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
+from pluralign import FitOptions, RewardEnsemble, evaluate, fit
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.learning import joint
+from pluralign.learning.options import APPLIES, FinetuneOptions, check_applies
 from pluralign.learning.task import FitWatcher
 from pluralign.text import encoders
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -111,11 +112,9 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
         {"method": "stagewise", "max_disagreement": 1.0},
         {"method": "stagewise", "k": "auto"},
     ],
-    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()) or "default",
+    ids=str,
 )
-def test_every_method_returns_members_weights_and_a_complete_record(
-    quick: None, votes: PreferenceSet, changes: dict[str, Any]
-) -> None:
+def test_every_fit_has_a_complete_record(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     ensemble = fit_quickly(votes, **changes)
     facts = ensemble.record.to_json()
     if changes.get("k") != "auto":
@@ -145,17 +144,14 @@ def test_every_method_returns_members_weights_and_a_complete_record(
 
 
 def test_history_has_a_row_per_size(quick: None, votes: PreferenceSet) -> None:
-    def sizes(**changes: Any) -> list[int]:
+    rows: list[tuple[int, str, list[int]]] = [
+        (8, "joint", [1, 2, 4, 8]), (5, "joint", [1, 2, 4, 5]), (1, "joint", [1]), (5, "stagewise", [1, 2, 3, 4, 5])
+    ]  # fmt: skip
+    for k, method, sizes in rows:
         watcher = Watching()
-        history = fit_quickly(votes, watcher=watcher, **changes).record.history
+        history = fit_quickly(votes, watcher=watcher, k=k, method=method).record.history
         assert watcher.rows == history
-        assert all(len(row.weights) == row.k for row in history)
-        return [row.k for row in history]
-
-    assert sizes(k=8) == [1, 2, 4, 8]
-    assert sizes(k=5) == [1, 2, 4, 5]
-    assert sizes(k=1) == [1]
-    assert sizes(k=5, method="stagewise") == [1, 2, 3, 4, 5]
+        assert [row.k for row in history] == [len(row.weights) for row in history] == sizes
 
 
 def test_the_record_matches_an_evaluation_on_the_held_out_prompts(quick: None, votes: PreferenceSet) -> None:
@@ -185,9 +181,8 @@ def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> No
 @pytest.mark.slow
 def test_four_members_beat_one_reward_and_constant_half_on_the_town_hall() -> None:
     """A full-length fit on surface features: no exact score, but the order that makes the method useful."""
-    ensemble = fit(
-        town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1, undecided=False
-    )
+    options: dict[str, Any] = {"target": "teacher", "max_disagreement": 1, "undecided": False}
+    ensemble = fit(town_hall(1200).preferences, k=4, encoder="none", **options)
     evaluation = evaluation_of(ensemble)
     half = evaluation.baselines["constant_half"].brier
     assert evaluation.test.brier < half
@@ -221,25 +216,15 @@ def test_rewards_of_a_vote_level_fit_have_unit_spread_over_training_pairs(quick:
     np.testing.assert_allclose((reward_a - reward_b).std(axis=0), 1.0, atol=1e-3)
 
 
-def test_votes_of_one_person_per_pair_have_no_corrected_figures(
-    quick: None, votes: PreferenceSet, tmp_path: Path
-) -> None:
-    path = tmp_path / "chosen.jsonl"
-    with path.open("w") as stream:
-        for prompt, a, b, share in zip(votes.prompt_index, votes.a_index, votes.b_index, votes.prob_a, strict=True):
-            chosen, rejected = (a, b) if share > 0.5 else (b, a)
-            record = {"chosen": votes.responses[chosen], "rejected": votes.responses[rejected]}
-            stream.write(json.dumps({"prompt": votes.prompts[prompt], **record}) + "\n")
-    single = load_preferences(path)
-    assert (single.n_votes == 1).all()
+def test_votes_of_one_person_per_pair_have_no_corrected_figures(quick: None, votes: PreferenceSet) -> None:
+    wins = (votes.prob_a > 0.5).astype(votes.votes_a.dtype)
+    single = replace(votes, votes_a=wins, votes_b=1 - wins)
     for changes in ({}, {"method": "stagewise"}):
         ensemble = fit_quickly(single, **changes, test_fraction=0.5)
         test, facts = evaluation_of(ensemble).test, ensemble.record.to_json()
-        assert math.isnan(test.brier_corrected)
-        assert math.isnan(test.noise)
+        assert np.isnan([test.brier_corrected, test.noise]).all()
         assert facts["history"][-1]["test_brier_corrected"] is None
-        assert 0 < test.brier < 0.5
-        assert test.interval.low < test.brier < test.interval.high
+        assert 0 < test.interval.low < test.brier < test.interval.high
 
 
 # --- no leaks from test prompts ---------------------------------------------------------------------------------------
@@ -249,12 +234,8 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
     "changes", [{"k": 4}, {"level": "policy"}, {"method": "stagewise"}, {"k": "auto", "encoder": "hashing"}], ids=str
 )
 def test_votes_on_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
-    test = votes.test_mask()
-    turned = replace(
-        votes,
-        votes_a=np.where(test, votes.votes_b, votes.votes_a),
-        votes_b=np.where(test, votes.votes_a, votes.votes_b),
-    )
+    test, a, b = votes.test_mask(), votes.votes_a, votes.votes_b
+    turned = replace(votes, votes_a=np.where(test, b, a), votes_b=np.where(test, a, b))
     one, other = fit_quickly(votes, **changes), fit_quickly(turned, **changes)
     assert same_fit(one, other)
     assert evaluation_of(one).test.brier != evaluation_of(other).test.brier
@@ -263,18 +244,13 @@ def test_votes_on_test_prompts_never_reach_the_fit(quick: None, votes: Preferenc
             assert array.tobytes() == other.baselines[name][part].tobytes(), f"{name}/{part}"
 
 
-def with_other_test_texts(votes: PreferenceSet) -> PreferenceSet:
-    test = votes.test_mask()
-    used = set(votes.a_index[test]) | set(votes.b_index[test])
-    responses = [f"{text} Full stop. Never!" * 2 if i in used else text for i, text in enumerate(votes.responses)]
-    return PreferenceSet.from_indices(
-        votes.prompts, responses, votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b
-    )
-
-
 @pytest.mark.parametrize("changes", [{"k": 4}, {"method": "stagewise"}], ids=str)
 def test_texts_of_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
-    assert same_fit(fit_quickly(votes, **changes), fit_quickly(with_other_test_texts(votes), **changes))
+    test = votes.test_mask()
+    used = {*votes.a_index[test], *votes.b_index[test]}
+    responses = [f"{text} Full stop. Never!" * 2 if i in used else text for i, text in enumerate(votes.responses)]
+    other = replace(votes, responses=np.array(responses, dtype=object))
+    assert same_fit(fit_quickly(votes, **changes), fit_quickly(other, **changes))
 
 
 def test_an_official_split_defines_the_test_pairs(quick: None, votes: PreferenceSet) -> None:
@@ -287,9 +263,7 @@ def test_an_official_split_defines_the_test_pairs(quick: None, votes: Preference
 
 
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
-def test_the_same_seed_gives_the_same_bytes_and_another_another_fit(
-    quick: None, votes: PreferenceSet, tmp_path: Path, method: str
-) -> None:
+def test_the_seed_decides_the_bytes(quick: None, votes: PreferenceSet, tmp_path: Path, method: str) -> None:
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
         fit_quickly(votes, method=method, seed=seed, folder=tmp_path / name)
     files = {name: next((tmp_path / name).glob("*.safetensors")) for name in ("one", "two", "three")}
@@ -313,32 +287,6 @@ def test_an_interrupted_fit_resumes(quick: None, votes: PreferenceSet, tmp_path:
     assert (tmp_path / "ensemble.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"k": 3}, {"seed": 1}, {"test_fraction": 0.2}, {"max_disagreement": 0.6}, {"surface": False}], ids=str
-)
-def test_another_option_does_not_resume_from_the_old_work(
-    quick: None, votes: PreferenceSet, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    first: dict[str, Any] = {"k": 4, "encoder": "hashing", "method": "stagewise"}
-    with pytest.raises(Interrupt):
-        fit(votes, **first, folder=tmp_path, watcher=Watching(until=2))
-    watching = Watching()
-    found = fit(votes, **first | changes, folder=tmp_path, watcher=watching)
-    assert set(watching.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
-    assert same_fit(found, fit(votes, **first | changes))
-
-
-def test_other_data_do_not_resume_from_the_old_work(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
-    with pytest.raises(Interrupt):
-        fit_quickly(votes, k=4, folder=tmp_path, watcher=Watching(until=2))
-    other = replace(votes, votes_a=votes.votes_a + (np.arange(len(votes)) == 7))
-    watching = Watching()
-    found = fit_quickly(other, k=4, folder=tmp_path, watcher=watching)
-    assert watching.baselines
-    assert same_fit(found, fit_quickly(other, k=4))
-    assert not list(tmp_path.glob(".unfinished-*")), "abandoned work is removed in the end"
-
-
 @dataclass(frozen=True)
 class Lengths:
     """An encoder whose vectors change with its identity, as a model folder's do when its weights are replaced."""
@@ -350,15 +298,29 @@ class Lengths:
         return np.array([[len(text), np.cos(factor * len(text))] for _, text in items], dtype=np.float32)
 
 
-def test_another_model_under_the_same_name_does_not_resume_from_the_old_work(
-    quick: None, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "other",
+    [{"k": 3}, {"seed": 1}, {"test_fraction": 0.2}, {"max_disagreement": 0.6}, {"surface": False}, "data", "model"],
+    ids=str,
+)
+def test_other_options_data_or_models_do_not_resume_from_the_old_work(
+    quick: None, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Any
 ) -> None:
+    options: dict[str, Any] = {"k": 4, "encoder": "model", "method": "joint" if isinstance(other, str) else "stagewise"}
     monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("1"))
     with pytest.raises(Interrupt):
-        fit_quickly(votes, k=4, encoder="model", folder=tmp_path, watcher=Watching(until=2))
-    monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("2"))
-    found = fit_quickly(votes, k=4, encoder="model", folder=tmp_path)
-    assert same_fit(found, fit_quickly(votes, k=4, encoder="model"))
+        fit(votes, **options, folder=tmp_path, watcher=Watching(until=2))
+    if other == "data":
+        votes = replace(votes, votes_a=votes.votes_a + (np.arange(len(votes)) == 7))
+    elif other == "model":
+        monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("2"))
+    else:
+        options |= other
+    watching = Watching()
+    found = fit(votes, **options, folder=tmp_path, watcher=watching)
+    assert set(watching.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
+    assert same_fit(found, fit(votes, **options))
+    assert not list(tmp_path.glob(".unfinished-*")), "abandoned work is removed in the end"
 
 
 # --- a real kill ------------------------------------------------------------------------------------------------------
@@ -435,8 +397,10 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"max_disagrement": 0.4}, "no option 'max_disagrement'; did you mean 'max_disagreement'"),
         ({"encoder": "none", "surface": False}, "nothing to encode with"),
         ({"seed": -1}, "seed"),
-        ({"method": "stagewise", "level": "policy"}, "use --method joint for --level policy"),
-        ({"orient": "given"}, "--orient requires --method stagewise"),
+        ({"backbone": "x", "learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
+        ({"backbone": "x", "optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
+        ({"backbone": "x", "report_to": "wanbd"}, r"no tracker 'wanbd'; did you mean 'wandb'\?"),
+        ({"backbone": "x", "report_to": "wandb,none"}, "no tracker 'none'; known are: trackio, wandb, tensorboard"),
         ({"method": "stagewise", "orient": "majorty"}, "did you mean 'majority'"),
     ],
     ids=str,
@@ -449,31 +413,25 @@ def test_a_bad_option_raises_usage_error_with_a_suggestion(
 
 
 def test_a_number_as_text_is_a_number() -> None:
-    assert FitOptions(k="4").k == 4
-    assert FitOptions(k="auto").k == "auto"
-
-
-def few_prompts(votes: PreferenceSet, n: int) -> PreferenceSet:
-    return votes[votes.prompt_index < n]
+    assert (FitOptions(k="4").k, FitOptions(k="auto").k) == (4, "auto")
 
 
 def test_one_prompt_cannot_be_split(votes: PreferenceSet) -> None:
-    with pytest.raises(DataError, match="a split by prompt needs two prompts, and there is one; add votes"):
-        fit_quickly(few_prompts(votes, 1))
+    with pytest.raises(DataError, match="a split by prompt needs two prompts, and there is one"):
+        fit_quickly(votes[votes.prompt_index < 1])
 
 
 @pytest.mark.parametrize("n", [2, 3, 13])
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
 def test_any_two_prompts_can_be_fitted(quick: None, votes: PreferenceSet, n: int, method: str) -> None:
-    ensemble = fit_quickly(few_prompts(votes, n), method=method)
-    assert ensemble.record.data is not None
-    assert ensemble.record.data.train_prompts + ensemble.record.data.test_prompts == n
+    ensemble = fit_quickly(votes[votes.prompt_index < n], method=method)
+    assert data_of(ensemble).train_prompts + data_of(ensemble).test_prompts == n
     assert np.isfinite(ensemble.members.theta).all()
 
 
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
 def test_k_auto_works_with_few_prompts(quick: None, votes: PreferenceSet, method: str) -> None:
-    few = few_prompts(votes, 5)
+    few = votes[votes.prompt_index < 5]
     official = replace(few, columns={"split": np.where(few.prompt_index == 0, "test", "train").astype(object)})
     ensemble = fit_quickly(official, k="auto", method=method)
     assert 1 <= ensemble.k <= 16
@@ -490,3 +448,60 @@ def test_progress_and_watcher_are_called(quick: None, votes: PreferenceSet) -> N
     assert encoded[-1] == (n, n)
     assert set(watcher.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
     assert [row.k for row in watcher.rows] == [1, 2]
+
+
+# --- which option applies when ----------------------------------------------------------------------------------------
+
+
+FITS: dict[str, Any] = {one.name: one.default for one in fields(FitOptions)}
+TUNING: dict[str, Any] = {one.name: one.default for one in fields(FinetuneOptions)}
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"method": "stagewise"}, {"level": "policy"}, {"raters": True}, {"pooling": "attention"}, {"backbone": "x"},
+    {"backbone": "x", "method": "stagewise"},
+]  # fmt: skip
+
+
+def check(changes: dict[str, Any]) -> None:
+    options = {name: value for name, value in changes.items() if name in FITS}
+    tuning = {name: value for name, value in changes.items() if name in TUNING}
+    check_applies(FitOptions(**options), FinetuneOptions(**tuning), raters=bool(changes.get("raters")))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_default_is_never_an_error(setting: dict[str, Any]) -> None:
+    check({**FITS, **TUNING, **setting})
+    assert {*APPLIES} <= {*FITS, *TUNING, "raters", "pooling attention"}, "the table lists only options"
+
+
+def test_a_stated_default_gives_the_fit_without_it(quick: None, votes: PreferenceSet) -> None:
+    plain, stated = fit_quickly(votes), fit_quickly(votes, **{**FITS, **TUNING, "k": 2, "encoder": "none"})
+    assert stated.rewards([("Why?", "tea")]).tolist() == plain.rewards([("Why?", "tea")]).tolist()
+    assert stated.record.options == plain.record.options
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"orient": "given"}, "--orient has no effect with --method joint"),
+        ({"method": "stagewise", "level": "policy"}, "--level .* --method stagewise"),
+        ({"method": "stagewise", "target": "votes"}, "--target .* --method stagewise"),
+        ({"method": "stagewise", "pooling": "attention"}, "--pooling attention .* --method stagewise"),
+        ({"level": "policy", "target": "votes"}, "--target .* --level policy"),
+        ({"raters": True, "target": "votes"}, "--target .* --raters"),
+        ({"raters": True, "method": "stagewise"}, "--raters .* --method stagewise"),
+        ({"raters": True, "backbone": "smollm2"}, "--backbone .* --raters"),
+        ({"raters": True, "pooling": "attention"}, "--pooling attention .* --raters"),
+        ({"backbone": "x", "layers": "2"}, "--layers .* --backbone; .*--encoder with --pooling attention"),
+        ({"backbone": "x", "pooling": "attention"}, "--pooling .* --backbone"),
+        ({"backbone": "x", "folds": 3}, "--folds .* --backbone; leave it out"),
+        ({"pooling": "attention", "features": "stored"}, "--features .* --pooling attention"),
+        ({"pooling": "attention", "epochs": 2.0}, "--epochs .* --pooling attention, .*--backbone fine-tunes"),
+        ({"lora_rank": 4}, "--lora-rank .* without --backbone"),
+        ({"report_to": "wandb"}, "--report-to .* without --backbone"),
+        ({"compare_frozen": False}, "--no-compare-frozen .* without --backbone"),
+    ],
+    ids=str,
+)
+def test_an_option_without_effect_is_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(changes)

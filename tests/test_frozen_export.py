@@ -163,7 +163,7 @@ def test_minilm_survives(tmp_path: Path) -> None:
 def test_a_sentence_encoder_with_other_modules_is_refused(sentence_bert: Path, tmp_path: Path) -> None:
     ensemble = make_ensemble(TextFeatures(str(sentence_bert), "last", surface=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen_export, "own_pooling", lambda _: ("mean", True))
+        patch.setattr("pluralign.text.loading.own_pooling", lambda _: ("mean", True))
         with pytest.raises(UsageError, match=r"needs sentence-transformers \(its rewards differ.*cannot be exported"):
             check_export(ensemble, tmp_path)
     assert not (tmp_path / "out").exists()
@@ -292,7 +292,7 @@ def test_only_encoders_off_the_hub_are_uploaded(hub: Path, tmp_path: Path, monke
         assert "/secret" not in texts_in(hub / "my-org" / name)
 
     def refused(*_: Any) -> Any:
-        raise frozen_export._not_expressible("x", "y")
+        raise frozen_export.NotExpressibleError("x", "y")
 
     monkeypatch.setattr(frozen_export, "describe_reader", refused)
     named.push_to_hub("my-org/unusual")

@@ -25,8 +25,7 @@ def verdicts(rate: float, cost: float, reference: dict[str, Any] = REFERENCE) ->
     [
         (1.6, 0.2, ["as good", "as good"]),
         (0.81, 0.39, ["as good", "as good"]),
-        (0.79, 0.2, ["worse", "as good"]),
-        (1.6, 0.41, ["as good", "worse"]),
+        (0.79, 0.41, ["worse", "worse"]),
         (90.0, 0.001, ["as good", "as good"]),
         (0.0, 0.2, ["worse", "as good"]),
     ],
@@ -37,26 +36,16 @@ def test_a_ratio_is_worse_if_it_is_less_than_half_as_good_as_its_reference(
     assert verdicts(rate, cost) == expected
 
 
-def test_a_ratio_without_a_reference_is_new_and_fails_nothing() -> None:
-    assert verdicts(0.1, 9.0, {}) == ["new", "new"]
+def test_a_ratio_without_a_reference_is_new_and_a_missing_ratio_an_error() -> None:
     assert verdicts(0.1, 9.0, {"toy": {"cost": 0.2}}) == ["new", "worse"]
+    with pytest.raises(KeyError, match="there is no cost"):
+        guard.compare("toy", BOTH, {"rate": 1.0}, REFERENCE)
 
 
 @given(value=positive, reference=positive)
 def test_inverting_a_ratio_and_its_direction_changes_nothing(value: float, reference: float) -> None:
     inverted = guard.times_worse(1 / value, 1 / reference, "lower")
     assert guard.times_worse(value, reference, "higher") == pytest.approx(inverted)
-
-
-def test_ratios_are_read_from_nested_objects_and_names_with_slashes() -> None:
-    benchmark = guard.Benchmark([], {"demo:9/rows/joint k=8/vs": "lower", "online / offline": "higher"})
-    result = {"demo:9": {"rows": {"joint k=8": {"vs": 0.5}}}, "online / offline": 0.9, "other": "text"}
-    assert guard.ratios_of(benchmark, result) == {"demo:9/rows/joint k=8/vs": 0.5, "online / offline": 0.9}
-
-
-def test_a_missing_ratio_is_an_error() -> None:
-    with pytest.raises(KeyError, match="there is no cost"):
-        guard.compare("toy", BOTH, {"rate": 1.0}, REFERENCE)
 
 
 def test_a_much_worse_ratio_exits_with_code_1_and_writes_the_run(
@@ -99,10 +88,6 @@ def test_every_reference_belongs_to_a_guarded_ratio() -> None:
     reference = json.loads((FOLDER / "reference.json").read_text())
     for name, ratios in reference.items():
         assert set(ratios) == set(guard.BENCHMARKS[name].ratios)
-    assert "speed" in reference
-
-
-def test_the_speed_benchmark_prints_the_guarded_ratios() -> None:
     assert set(guard.BENCHMARKS["speed"].ratios) <= set(benchmark("speed").MEANING)
 
 

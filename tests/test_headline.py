@@ -13,7 +13,7 @@ from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, tow
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
-from pluralign.learning.cross_validation import fold_of_prompts
+from pluralign.learning.fit import fold_of_prompts
 from pluralign.measuring.verdicts import comparison, verdicts
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval

@@ -1,7 +1,6 @@
 """Jobs at scale: every engine gives the results of one process, and interrupted jobs resume."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import WriteLines, run, run_process, wide
+from conftest import WriteLines, run, wide
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -63,41 +62,37 @@ def parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
-def vectors(folder: Path) -> list[bytes]:
+def contents(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in parts(folder / "vectors")]
+
+
+def table_in(folder: Path, **columns: Any) -> Path:
+    """Write a folder with one shard of texts."""
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    return folder
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_features_equal_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> None:
-    done = encode(VOTES, tmp_path, **SMALL)
-    items = texts_of(VOTES)
-    features = stored_features(tmp_path, items, HASHING)
-    np.testing.assert_array_equal(features, encoders.encode(items, HashingEncoder(), cache=False))
-    assert (done.rows, done.dimension) == features.shape
-    assert done.shards == len(parts(tmp_path / "vectors")) == -(-len(items) // 20)
+CHAT = (Message("user", "Tea?"), Message("assistant", "Milk?"), Message("user", "Yes."))
+CHATS = PreferenceSet.from_columns([CHAT, "Tea?"], ["Here.", "Yes."], ["No milk.", "No."], [3, 2], [2, 3])
 
 
-def test_a_finished_folder_holds_only_vectors_and_their_description(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("votes", [VOTES, CHATS], ids=["texts", "chats"])
+def test_features_equal_those_of_the_encoder_to_the_last_bit(
+    votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
-    encode(VOTES, tmp_path / "features", **SMALL)
-    assert {path.name for path in (tmp_path / "features").iterdir()} == {"vectors", "features.json"}
+    folder, items = tmp_path / "features", texts_of(votes)
+    done = encode(votes, folder, **SMALL)
+    features = stored_features(folder, items, HASHING)
+    np.testing.assert_array_equal(features, encoders.encode(items, HashingEncoder(), cache=False))
+    assert (done.rows, done.dimension) == features.shape
+    assert done.shards == len(parts(folder / "vectors")) == -(-len(items) // 20)
+    assert {path.name for path in folder.iterdir()} == {"vectors", "features.json"}, "nothing else is left"
     assert not (tmp_path / "cache").exists(), "the vector cache is not used"
-    described = json.loads((tmp_path / "features" / "features.json").read_text())
-    assert described["identity"] == HashingEncoder().identity
-    assert described["rows"] == len(texts_of(VOTES))
-
-
-def test_a_chat_is_encoded_as_a_chat(tmp_path: Path) -> None:
-    chat = (Message("user", "Tea?"), Message("assistant", "Milk?"), Message("user", "Yes."))
-    votes = PreferenceSet.from_columns([chat, "Tea?"], ["Here.", "Yes."], ["No milk.", "No."], [3, 2], [2, 3])
-    encode(votes, tmp_path, **SMALL)
-    features = stored_features(tmp_path, texts_of(votes), HASHING)
-    np.testing.assert_array_equal(features, encoders.encode(texts_of(votes), HashingEncoder(), cache=False))
-    assert len(features) == 4
 
 
 def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
@@ -105,10 +100,8 @@ def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
     source = tmp_path / "texts"
     source.mkdir()
     for number, rows in enumerate((items[:30], items[30:31], [], items[31:])):
-        table = pa.table(
-            {name: pa.array([item[c] for item in rows], pa.string()) for c, name in enumerate(("prompt", "response"))}
-        )
-        pq.write_table(table, source / f"{number}.parquet")
+        columns = [pa.array([item[column] for item in rows], pa.string()) for column in (0, 1)]
+        pq.write_table(pa.table(columns, ["prompt", "response"]), source / f"{number}.parquet")
     done = encode(source, tmp_path / "features", encoder="hashing")
     assert (done.shards, done.rows) == (4, len(items))
     features = stored_features(tmp_path / "features", items[::-1], HASHING)
@@ -145,22 +138,15 @@ def test_an_interrupted_run_resumes_without_repeating_finished_shards(
     after = {path.name: path.stat().st_mtime_ns for path in parts(tmp_path / "broken" / "vectors")}
     assert {name: after[name] for name in before} == before
     encode(VOTES, tmp_path / "unbroken", **SMALL)
-    assert vectors(tmp_path / "broken") == vectors(tmp_path / "unbroken")
-
-
-def test_a_finished_job_does_nothing_when_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode(VOTES, tmp_path, **SMALL)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
     monkeypatch.setattr(Worker, "__call__", lambda *_: pytest.fail("there was nothing to do"))
-    done = encode(VOTES, tmp_path, **SMALL)
-    assert done.resumed == done.shards
-
-
-def test_a_run_killed_while_planning_plans_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted_run(tmp_path, monkeypatch)
-    (tmp_path / ".unfinished" / "plan.json").unlink()
-    for path in parts(tmp_path / "vectors"):
+    assert encode(VOTES, tmp_path / "broken", **SMALL).resumed == done.shards
+    monkeypatch.undo()
+    interrupted_run(tmp_path / "planning", monkeypatch)
+    (tmp_path / "planning" / ".unfinished" / "plan.json").unlink()
+    for path in parts(tmp_path / "planning" / "vectors"):
         path.unlink()
-    assert encode(VOTES, tmp_path, **SMALL).resumed == 0
+    assert encode(VOTES, tmp_path / "planning", **SMALL).resumed == 0, "a run killed while planning plans again"
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -168,7 +154,6 @@ def test_a_run_killed_while_planning_plans_again(tmp_path: Path, monkeypatch: py
     ("votes", "changes", "sentence"),
     [
         (VOTES, {"encoder": "none"}, "job with encoder hashing; use the same settings, or name another folder"),
-        (VOTES, {"surface": False}, "job with surface True"),
         (VOTES, {"shard_rows": 21}, "job with shard_rows 20"),
         (VOTES[:50], {}, "job with other texts"),
     ],
@@ -232,13 +217,12 @@ def test_a_killed_worker_does_not_change_the_results(tmp_path: Path, monkeypatch
     by_value(sys.modules[__name__])
     monkeypatch.setattr(jobs, "Worker", lambda plan, digest: KillsOnce(plan, digest, response, marker))
     seen: list[tuple[int, int]] = []
-    done = encode(
-        VOTES, tmp_path / "ray", **SMALL, engine="ray", workers=2, progress=lambda *counts: seen.append(counts)
-    )
+    options = SMALL | {"engine": "ray", "workers": 2, "progress": lambda *counts: seen.append(counts)}
+    done = encode(VOTES, tmp_path / "ray", **options)
     killed, threads = map(int, marker.read_text().split())
     assert killed != os.getpid()
     assert threads == 1, "a worker has as many threads as CPUs"
-    assert vectors(tmp_path / "ray") == vectors(tmp_path / "serial")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
     assert seen == [(number + 1, done.shards) for number in range(done.shards)]
     assert not list((tmp_path / "ray" / "vectors").glob(".*")), "files of the killed worker are removed"
 
@@ -255,26 +239,9 @@ def test_rewards_from_ray_equal_those_of_one_process(ensemble: Path, write_jsonl
     assert table["id"].to_pylist() == list(range(len(items)))
     expected = RewardEnsemble.load(ensemble).rewards(items)
     np.testing.assert_allclose(np.array(table["rewards"].to_pylist()), expected, rtol=1e-12, atol=1e-12)
-
-
-@with_ray
-@pytest.mark.usefixtures("cluster")
-def test_a_bad_row_in_a_ray_worker_is_reported_by_row(ensemble: Path, tmp_path: Path) -> None:
-    source = tmp_path / "texts"
-    source.mkdir()
-    pq.write_table(pa.table({"prompt": ["Tea?", "Tea?"], "response": ["Yes.", None]}), source / "a.parquet")
+    source = table_in(tmp_path / "texts", prompt=["Tea?", "Tea?"], response=["Yes.", None])
     with pytest.raises(PluralignError, match=r"a\.parquet, row 2: there is no value for response"):
-        score(ensemble, source, tmp_path / "scored", engine="ray", workers=1)
-
-
-@pytest.mark.slow
-def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path) -> None:
-    done = run_process(
-        *("encode", "demo:60", "-o", tmp_path, "--encoder", "hashing", "--shard-rows", "20", "--json"),
-        *("--engine", "ray", "--workers", "2"),
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["shards"] == len(parts(tmp_path / "vectors"))
+        score(ensemble, source, tmp_path / "other", engine="ray", workers=1)
 
 
 @pytest.mark.slow
@@ -299,8 +266,8 @@ def test_ray_does_not_change_this_process(tmp_path: Path) -> None:
 def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
     code = "from pluralign.scale import ray as d; print('ready', flush=True); d._end_with_parent()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin is not None
-    assert child.stdout is not None
+    assert child.stdin
+    assert child.stdout
     assert child.stdout.readline() == b"ready\n"
     assert child.poll() is None
     child.stdin.close()
@@ -308,31 +275,23 @@ def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
     child.stdout.close()
 
 
-def test_a_failure_of_the_ray_driver_quotes_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_ray
+def test_a_ray_that_is_absent_fails_or_cannot_be_reached_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(PluralignError, match=r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check"):
+        encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"run  pip install 'pluralign\[ray\]'"):
+        encode(VOTES, tmp_path, **SMALL, engine="ray")
     driver = tmp_path / "python"
     driver.write_text("#!/bin/sh\ncat > /dev/null &\necho 'no such cluster' >&2\nexit 3\n")
     driver.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(driver))
-    monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: True)
     with pytest.raises(RuntimeError, match="the Ray driver failed:\nno such cluster"):
         encode(VOTES, tmp_path / "features", **SMALL, engine="ray")
-
-
-@with_ray
-def test_an_unreachable_address_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check --address"
-    with pytest.raises(PluralignError, match=sentence):
-        encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
-
-
-def test_without_ray_the_error_has_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingExtraError, match=r"--engine ray needs the package ray: run  pip install 'pluralign\[ray\]'"
-    ):
-        encode(VOTES, tmp_path, **SMALL, engine="ray")
 
 
 # --- errors in a shard ------------------------------------------------------------------------------------------------
@@ -367,6 +326,13 @@ def test_a_node_that_sees_another_folder_writes_nothing(worker: Worker, tmp_path
     assert "another job runs in this folder" in replace(worker, plan_hash="another")(0)
 
 
+def test_another_encoder_or_ensemble_with_the_same_name_on_a_node_is_rejected(ensemble: Path) -> None:
+    with pytest.raises(DataError, match="the encoder is not the one"):
+        shards.encoding(replace(HASHING, identity="hashing-of-old").to_json())
+    with pytest.raises(DataError, match="not the ensemble that the job started with"):
+        shards.scoring(str(ensemble), "another")
+
+
 def test_a_shard_that_kills_every_worker_is_not_retried_for_ever(worker: Worker) -> None:
     attempts = worker.plan_file.parent / shards.ATTEMPTS_FOLDER
     attempts.mkdir()
@@ -378,7 +344,7 @@ def test_a_shard_that_kills_every_worker_is_not_retried_for_ever(worker: Worker)
     assert attempt(worker, 0) == ""
 
 
-def test_a_full_disk_is_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_damaged_shard_are_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -386,19 +352,9 @@ def test_a_full_disk_is_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch
     assert "cannot be written (No space left on device); free some space" in attempt(worker)
     monkeypatch.undo()
     assert attempt(worker) == "", "the next attempt succeeds"
-
-
-def test_another_encoder_or_ensemble_with_the_same_name_on_a_node_is_rejected(ensemble: Path) -> None:
-    with pytest.raises(DataError, match="the encoder is not the one"):
-        shards.encoding(replace(HASHING, identity="hashing-of-old").to_json())
-    with pytest.raises(DataError, match="not the ensemble that the job started with"):
-        shards.scoring(str(ensemble), "another")
-
-
-def test_the_error_names_a_damaged_shard(worker: Worker) -> None:
-    path = worker.plan_file.parent / "texts" / "part-00000.parquet"
+    path = worker.plan_file.parent / "texts" / "part-00001.parquet"
     path.write_bytes(path.read_bytes()[:-8])
-    assert attempt(worker).startswith(f"{path}: the Parquet file cannot be read")
+    assert attempt(worker, 1).startswith(f"{path}: the Parquet file cannot be read")
 
 
 # --- scoring files ----------------------------------------------------------------------------------------------------
@@ -421,50 +377,33 @@ def test_results_have_the_order_and_the_columns_of_the_file(
     np.testing.assert_allclose(np.array(table["rewards"].to_pylist()), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_parquet_file_keeps_its_types(ensemble: Path, tmp_path: Path) -> None:
-    turns = [[{"role": "user", "content": "Tea?"}]] * 3
-    table = pa.table({"prompt": turns, "response": ["Yes.", "No.", ""], "n": pa.array([1, 2, 3], pa.int8())})
-    pq.write_table(table, tmp_path / "texts.parquet")
-    score(ensemble, tmp_path / "texts.parquet", tmp_path / "scored", shard_rows=2)
-    scored = pq.read_table(tmp_path / "scored")
-    assert scored.drop_columns("rewards").cast(table.schema).equals(table)
-    assert scored.schema.field("n").type == pa.int8()
-    assert scored.schema.field("rewards").type.value_type == pa.float64()
-
-
-def test_a_csv_file_is_scored_and_a_damaged_parquet_file_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
-    (tmp_path / "texts.csv").write_text("prompt,response\nTea?,Yes.\nTea?,No.\n")
-    assert score(ensemble, tmp_path / "texts.csv", tmp_path / "scored").rows == 2
-    (tmp_path / "texts.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"texts\.parquet: the Parquet file cannot be read"):
-        score(ensemble, tmp_path / "texts.parquet", tmp_path / "other")
-
-
-def test_large_shards_are_read_in_parts(ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_shards_are_read_in_parts_and_keep_their_types(
+    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "ROWS_IN_MEMORY", 2)
-    source = tmp_path / "texts"
-    source.mkdir()
-    pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": list("abcde")}), source / "a.parquet")
+    chats, numbers = [[{"role": "user", "content": "Tea?"}]] * 5, pa.array(range(5), pa.int8())
+    source = table_in(tmp_path / "texts", prompt=chats, response=list("abcde"), n=numbers)
     score(ensemble, source, tmp_path / "scored")
-    assert pq.read_table(tmp_path / "scored")["response"].to_pylist() == list("abcde")
-    pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": ["a", "b", "c", None, "e"]}), source / "a.parquet")
+    given, scored = pq.read_table(source), pq.read_table(tmp_path / "scored")
+    assert scored.drop_columns("rewards").cast(given.schema).equals(given)
+    assert (scored.schema.field("n").type, scored.schema.field("rewards").type.value_type) == (pa.int8(), pa.float64())
+    table_in(source, prompt=["Tea?"] * 5, response=["a", "b", "c", None, "e"])
     with pytest.raises(PluralignError, match=r"a\.parquet, row 4: there is no value for response"):
         score(ensemble, source, tmp_path / "again")
+    with pytest.raises(UsageError, match="the folder of the texts: name another folder"):
+        score(ensemble, source, source)
+
+
+YES: dict[str, Any] = {"prompt": "Tea?", "response": "Yes."}
 
 
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
         ([wide(response="Yes."), {"prompt": "Tea?"}], "row 2: there is no value for response"),
-        (
-            [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, "one")],
-            "column x holds values of several types",
-        ),
-        ([{"prompt": "Tea?", "response": "Yes.", "rewards": 1}], "already have a column rewards; rename it"),
-        (
-            [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, 2, [1])],
-            "a column has different types in different shards",
-        ),
+        ([YES | {"x": x} for x in (1, "one")], "column x holds values of several types"),
+        ([YES | {"rewards": 1}], "already have a column rewards; rename it"),
+        ([YES | {"x": x} for x in (1, 2, [1])], "a column has different types in different shards"),
         ([], "there are no texts"),
     ],
 )
@@ -475,19 +414,13 @@ def test_a_file_that_cannot_be_scored_raises_an_error(
         score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=2)
 
 
-def test_results_cannot_be_written_into_the_folder_of_the_texts(ensemble: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "part-00000.parquet")
-    with pytest.raises(UsageError, match="the folder of the texts: name another folder"):
-        score(ensemble, tmp_path, tmp_path)
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
 def test_the_command_summarises_its_results(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
     done = run("score", ensemble, "--engine", "ray", stdin="")
     assert (done.returncode, done.stderr) == (2, "pluralign: --engine requires -o.\n")
-    file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
+    file = write_jsonl([YES], "texts.jsonl")
     done = run("score", ensemble, file, "-o", tmp_path / "scored")
     assert done.returncode == 0, done.stderr
     assert "1 texts, rewards of 2 members, 1 shards" in done.stdout

@@ -10,20 +10,11 @@ import pytest
 from simulated import paired, swapped
 
 from pluralign.learning import joint
-from pluralign.learning.joint import (
-    BLENDS,
-    DISAGREEMENT_PENALTY,
-    FROM_MIXTURE,
-    FROM_TEACHER,
-    FROM_VOTES,
-    Blend,
-    VoteGradients,
-    train_joint,
-)
+from pluralign.learning.joint import BLENDS, FROM_MIXTURE, FROM_TEACHER, FROM_VOTES, Blend, VoteGradients, train_joint
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import Teacher, fit_teacher
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
 from pluralign.theory.simplex import optimality_gap
 
 N_TRAIN, N_TEST = 900, 600
@@ -60,8 +51,9 @@ def error_of(fit: Members, pairs: Pairs, target: np.ndarray) -> float:
 
 def target_of(blend: Blend, teacher: Teacher, pairs: Pairs) -> np.ndarray:
     """The share that members learn from."""
-    taught = teacher.prob_mixture if blend.source == "mixture" else teacher.prob_hat
-    return (1 - blend.vote_share) * taught(pairs.difference) + blend.vote_share * pairs.prob_a
+    mixture = sigmoid(teacher.damp(pairs.difference) @ teacher.voices) @ teacher.voice_weights
+    taught = mixture if blend.source == "mixture" else teacher.prob_hat(pairs.difference)
+    return (1 - blend.vote_share) * taught + blend.vote_share * pairs.prob_a
 
 
 def predicted(fit: Members, pairs: Pairs) -> np.ndarray:
@@ -136,6 +128,12 @@ def test_undecided_share_replaces_members_that_are_near_opposites() -> None:
     assert errors[0] < errors[1]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: int) -> None:
+    train, test, true = population(seed)
+    assert brier(predicted(fit_joint(train, teacher_of(seed), 2), test), true) < constant_half(true)
+
+
 @pytest.mark.usefixtures("quick")
 def test_targets_trained_together_equal_those_trained_alone() -> None:
     """Up to rounding and the starts, which depend on the number of ensembles: so their errors are compared."""
@@ -202,9 +200,7 @@ def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     [(1.0, 0.45, FROM_TEACHER), (0.3, 0.48, FROM_MIXTURE), (0.3, 0.48, FROM_VOTES), (0.3, 0.42, FROM_TEACHER)],
 )
 @pytest.mark.parametrize("undecided", [True, False])
-def test_no_member_with_weight_disagrees_more_than_the_bound(
-    common: float, bound: float, blend: Blend, undecided: bool
-) -> None:
+def test_no_member_with_weight_exceeds_the_bound(common: float, bound: float, blend: Blend, undecided: bool) -> None:
     train, _, _ = population(2, common)
     teacher_votes = hard_votes(train.difference, teacher_of(2, common).theta[:, None])
     assert np.max(disagreement(teacher_votes, train.prob_a)) < bound - 0.02, "the teacher meets the bound"
@@ -223,6 +219,13 @@ def test_fit_depends_only_on_the_seed() -> None:
     assert again.theta.tobytes() == first.theta.tobytes()
     assert again.weights.tobytes() == first.weights.tobytes()
     assert np.abs(other.theta - first.theta).max() > 0.01
+
+
+@pytest.mark.usefixtures("quick")
+def test_swapping_every_pair_turns_predictions_into_one_minus_them() -> None:
+    train, test, _ = population(0)
+    fit, other = fit_joint(train, teacher_of(0), 4), swapped(test, np.ones(len(test), dtype=bool))
+    np.testing.assert_allclose(predicted(fit, other), 1 - predicted(fit, test), atol=1e-12)
 
 
 @pytest.mark.usefixtures("quick")
@@ -264,7 +267,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
             prediction = votes @ alpha[:-1] + alpha[-1] / 2
             total += float(weight[:, e] @ (prediction - target[:, e]) ** 2)
             against = weight.mean(axis=1) @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
-            total += DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
+            total += joint.DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
         return total
 
     def numeric(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
@@ -273,7 +276,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
 
     gradients = VoteGradients(weight.astype(np.float32), sizes, bound)
     single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
-    of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
+    of_theta, of_logits = gradients((single[0], single[1], single[2]), single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, numeric(lambda other: loss(other, logits), theta), atol=2e-5)
     np.testing.assert_allclose(of_logits, numeric(lambda other: loss(theta, other), logits), atol=2e-5)
 

@@ -18,21 +18,12 @@ from pluralign.scale.lines import compare
 from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall.town_hall import town_hall
 
-CHAT = [
-    {"role": "user", "content": "Tea?"},
-    {"role": "assistant", "content": "No."},
-    {"role": "user", "content": "Rum?"},
-]
+CHAT = [{"role": role, "content": text} for role, text in (("user", "Tea?"), ("assistant", "No."), ("user", "Rum?"))]
 
 
 def lines(*records: Mapping[str, Any] | str) -> io.BytesIO:
-    return io.BytesIO(
-        "".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records).encode()
-    )
-
-
-def pair(a: str, b: str, prompt: Any = "Tea?") -> dict[str, Any]:
-    return {"prompt": prompt, "response_a": a, "response_b": b}
+    texts = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    return io.BytesIO("".join(f"{text}\n" for text in texts).encode())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 256])
@@ -57,19 +48,6 @@ def test_each_pair_gets_the_votes_and_shares_of_the_ensemble(batch: int, monkeyp
     np.testing.assert_allclose([line["prob_policy"] for line in results], ensemble.prob_hat(votes, "policy"), atol=1e-9)
 
 
-def test_swapped_responses_get_the_complementary_share() -> None:
-    texts = ["Yes.", "I might, perhaps.", "", "No!\n- never", "Rum?"]
-    pairs = [(a, b) for a in texts for b in texts]
-    there = list(compare(some_ensemble(), lines(*(pair(a, b) for a, b in pairs))))
-    back = list(compare(some_ensemble(), lines(*(pair(b, a) for a, b in pairs))))
-    for one, other, (a, b) in zip(there, back, pairs, strict=True):
-        assert one["prob_hat"] == pytest.approx(1 - other["prob_hat"], abs=1e-12)
-        assert one["prob_policy"] == pytest.approx(1 - other["prob_policy"], abs=1e-12)
-        assert one["votes"] == [1 - vote for vote in other["votes"]]
-        if a == b:
-            assert (one["prob_hat"], one["prob_policy"]) == pytest.approx((0.5, 0.5))
-
-
 def test_an_empty_stream_gives_no_lines_and_blank_lines_are_skipped() -> None:
     for empty in ([], ["", "  "]):
         assert list(score(some_ensemble(), lines(*empty))) == []
@@ -85,7 +63,7 @@ def test_chats_messages_and_gzip_are_supported() -> None:
     chat = tuple(Message(turn["role"], turn["content"]) for turn in CHAT)
     np.testing.assert_allclose(results[0]["rewards"], ensemble.rewards([(chat, "Yes, rum.")])[0], rtol=1e-9)
     assert results[0] == results[1]
-    (compared,) = compare(ensemble, lines(pair("Yes.", "No.", CHAT)))
+    (compared,) = compare(ensemble, lines({"prompt": CHAT, "response_a": "Yes.", "response_b": "No."}))
     assert len(compared["votes"]) == 3
 
 
@@ -93,10 +71,7 @@ def test_results_are_yielded_before_the_stream_ends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lines_module, "LINES_PER_BATCH", 4)
     read = 0
 
-    class Endless(io.RawIOBase):
-        def readable(self) -> bool:
-            return True
-
+    class Endless(io.BytesIO):
         def readinto(self, buffer: Any) -> int:
             nonlocal read
             read += 1
@@ -121,12 +96,8 @@ def lines_before_failing(results: Iterator[Any]) -> tuple[int, str]:
     ("bad", "message"),
     [
         ({"prompt": "x"}, "there is no value for response"),
-        ({"response": "x"}, "there is no value for prompt"),
-        ({"prompt": "", "response": "x"}, "the prompt is empty"),
         ({"prompt": "x", "response": 7}, "response must be text"),
-        ({"prompt": [{"role": "user"}], "response": "a"}, "prompt must be text or a list"),
         ("{", "the line is not JSON"),
-        ("[1]", "the line holds a list"),
         ('{"prompt": "x", "response": "\\ud800"}', "response is not valid UTF-8"),
     ],
     ids=str,
@@ -142,9 +113,6 @@ def test_a_bad_line_is_reported_by_row_after_the_good_lines_before_it(
     assert sentence.startswith("standard input, row 5: ")
     assert message in sentence
     assert "--skip-bad" not in sentence
-
-
-def test_a_pair_without_a_second_response_is_reported_by_row() -> None:
     _, sentence = lines_before_failing(compare(some_ensemble(), lines({"prompt": "x", "response_a": "a"})))
     assert sentence.startswith("standard input, row 1: there is no value for response_b")
 
@@ -159,8 +127,3 @@ def test_rows_come_from_a_folder_a_file_or_a_list(tmp_path: Path) -> None:
     assert sentence.startswith("rows, row 2: there is no value for response")
     with pytest.raises(UsageError, match="there is no file nowhere"):
         list(compare(ensemble, "nowhere.jsonl"))
-
-
-def test_plain_text_raises_data_error() -> None:
-    with pytest.raises(DataError, match="JSON"):
-        list(score(some_ensemble(), lines("Is tea better than rum?")))

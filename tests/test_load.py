@@ -19,8 +19,9 @@ from conftest import wide
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import Message, UsageError, load_preferences
+from pluralign import UsageError, load_preferences
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.votes.prompts import Message
 
 ROWS = [
     wide(ties=1, topic="drinks"),
@@ -37,16 +38,12 @@ def as_csv(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
 def as_jsonl(rows: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
+PARQUET = io.BytesIO()
+pq.write_table(pa.Table.from_pylist(ROWS), PARQUET)
 FILES = {
     "votes.jsonl": as_jsonl(ROWS),
     "bom.jsonl": b"\xef\xbb\xbf" + as_jsonl(ROWS),
@@ -57,7 +54,7 @@ FILES = {
     "bom.csv": b"\xef\xbb\xbf" + as_csv(ROWS),
     "votes.csv.gz": gzip.compress(as_csv(ROWS)),
     "votes.tsv": as_csv(ROWS, "\t"),
-    "votes.parquet": as_parquet(ROWS),
+    "votes.parquet": PARQUET.getvalue(),
     "without an ending": as_jsonl(ROWS),
 }
 
@@ -73,17 +70,11 @@ def test_every_file_format_gives_the_same_votes(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["votes.jsonl", "votes.jsonl.gz", "votes.csv", "votes.parquet"])
 def test_standard_input_accepts_every_format(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pipe(io.RawIOBase):
+    class Pipe(io.BytesIO):
         """Bytes that can be read once, as from a pipe."""
 
-        def __init__(self, data: bytes) -> None:
-            self.source = io.BytesIO(data)
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            return self.source.readinto(buffer)
+        def seekable(self) -> bool:
+            return False
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(FILES[name]))))
     assert counts(load_preferences("-")) == EXPECTED
@@ -144,12 +135,7 @@ def test_long_rows_match_a_plain_loop(votes: list[tuple[int, list[str], str]]) -
 def test_repeated_votes_of_an_annotator_can_be_dropped(caplog: pytest.LogCaptureFixture) -> None:
     rows = [
         {"prompt": "x", "response_a": a, "response_b": b, "vote": vote, "annotator": who}
-        for a, b, vote, who in [
-            ("A", "B", "a", "ann"),
-            ("B", "A", "a", "ann"),
-            ("A", "B", "b", "bob"),
-            ("A", "B", "a", None),
-        ]
+        for a, b, vote, who in [("A", "B", "a", "ann"), ("B", "A", "a", "ann"), ("A", "B", "b", "bob"), (*"ABa", None)]
     ]
     assert counts(load_preferences(rows))[0][3:5] == (2, 2)
     assert "1 votes repeat an annotator" in caplog.text
@@ -174,22 +160,18 @@ SCORES: list[list[float | None]] = [[4, 1, 3, 2.5], [3, 1, None, 7], [0, 2, 3, 2
 ANSWERS = ["one", "two", "three"]
 
 
-def test_score_lists_compare_every_pair_of_responses(tmp_path: Path) -> None:
+def test_score_lists_and_score_columns_compare_every_pair_of_responses(tmp_path: Path) -> None:
     row = {"prompt": "x", "responses": ANSWERS, "scores": SCORES, "topic": "t"}
     cells = row | {"responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}
     (tmp_path / "scores.csv").write_bytes(as_csv([cells]))
-    for loaded in (load_preferences([row]), load_preferences(tmp_path / "scores.csv")):
+    flat: dict[str, Any] = {"prompt": "x", "topic": "t"}
+    for i, text in enumerate(ANSWERS, 1):
+        flat |= {f"response_{i}": text, f"response_{i}_model": "gpt"}
+        flat |= {f"response_{i}_rater{rater}": score for rater, score in enumerate(SCORES[i - 1])}
+    for source in ([row], tmp_path / "scores.csv", [flat]):
+        loaded = load_preferences(source)
         assert [row[1:] for row in counts(loaded)] == pairs_by_loop(ANSWERS, SCORES)
-        assert loaded.columns["topic"].tolist() == ["t"] * 3
-
-
-def test_score_columns_compare_every_pair_of_responses() -> None:
-    row = {"prompt": "x", "subset": "s"} | {f"response_{i + 1}": text for i, text in enumerate(ANSWERS)}
-    row |= {f"response_{i + 1}_model": "gpt" for i in range(3)}
-    row |= {f"response_{i + 1}_rater{r}": SCORES[i][r] for i in range(3) for r in range(4)}  # type: ignore[misc]
-    loaded = load_preferences([row])
-    assert [row[1:] for row in counts(loaded)] == pairs_by_loop(ANSWERS, SCORES)
-    assert list(loaded.columns) == ["subset"]
+        assert {name: values.tolist() for name, values in loaded.columns.items()} == {"topic": ["t"] * 3}
 
 
 @pytest.mark.parametrize("as_columns", [False, True])
@@ -222,19 +204,8 @@ def test_rankings_compare_every_pair_of_responses(named: bool) -> None:
         row["rankings"] = [[f"s{i}" for i in ranking] for ranking in rankings]
     places: list[list[float | None]] = [[-ranking.index(i) for ranking in rankings] for i in range(3)]
     assert [row[1:] for row in counts(load_preferences([row]))] == pairs_by_loop(ANSWERS, places)
-
-
-def test_rankings_with_one_per_row_are_merged() -> None:
-    rows = [{"prompt": "x", "responses": ["A", "B"], "ranking": order} for order in ([0, 1], [1, 0], [0, 1])]
-    rows.append({"prompt": "x", "responses": ["B", "A"], "ranking": [0, 1]})
-    assert counts(load_preferences(rows)) == [("x", "A", "B", 2, 2, 0)]
-
-
-def test_columns_can_be_renamed(tmp_path: Path) -> None:
-    row = {"question": "x", "statements": {"1": "A", "2": "B"}, "rankings": [[2, 1], [1, 2], [2, 1]]}
-    (tmp_path / "rankings.jsonl").write_text(json.dumps(row))
-    loaded = load_preferences(tmp_path / "rankings.jsonl", rename={"prompt": "question", "responses": "statements"})
-    assert counts(loaded) == [("x", "A", "B", 1, 2, 0)]
+    one_each = [{"prompt": "x", "responses": row["responses"], "ranking": ranking} for ranking in row["rankings"]]
+    assert counts(load_preferences(one_each)) == counts(load_preferences([row]))
 
 
 def test_renamed_csv_columns_have_the_type_of_their_new_name(tmp_path: Path) -> None:
@@ -270,9 +241,8 @@ def test_datasets_and_dataset_dicts_work() -> None:
     datasets = pytest.importorskip("datasets")
     part = datasets.Dataset.from_list(ROWS)
     assert counts(load_preferences(part)) == EXPECTED
-    both = load_preferences(
-        datasets.DatasetDict({"train": part, "test": datasets.Dataset.from_list([wide(prompt="new")])})
-    )
+    new = datasets.Dataset.from_list([wide(prompt="new")])
+    both = load_preferences(datasets.DatasetDict({"train": part, "test": new}))
     assert both.columns["split"].tolist() == ["train", "train", "test"]
     assert list(both.split()[1].prompts) == ["new"]
 
@@ -286,7 +256,7 @@ def test_a_hub_id_is_loaded_through_datasets(tmp_path: Path, monkeypatch: pytest
     assert counts(load_preferences(f"hf:{folder}")) == EXPECTED
 
 
-def test_a_failed_download_raises_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_and_a_missing_package_raise_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refuse(*_: Any) -> None:
@@ -295,29 +265,24 @@ def test_a_failed_download_raises_a_remedy(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(DataError, match=r"hf:owner/name: .*ConnectionError: no route to host.*; check the id"):
         load_preferences("hf:owner/name")
-
-
-def test_a_missing_package_raises_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[hf\]'"):
         load_preferences("hf:owner/name")
 
 
-def test_the_town_hall_is_a_source() -> None:
-    assert len(load_preferences("demo:250")) == 250
-    with pytest.raises(UsageError, match="must be a whole number"):
-        load_preferences("demo:many")
-
-
-def test_unknown_names_raise_a_suggestion() -> None:
-    with pytest.raises(DataError, match="did you mean 'multipref'"):
-        load_preferences("multiperf")
-    with pytest.raises(UsageError, match="did you mean 'skip_bad'"):
-        load_preferences(ROWS, skip_badd=True)
-    with pytest.raises(UsageError, match="ties cannot be 'halve'; did you mean 'half'"):
-        load_preferences(ROWS, ties="halve")
-    with pytest.raises(UsageError, match="repeats cannot be 'frist'; did you mean 'first'"):
-        load_preferences(ROWS, repeats="frist")
+@pytest.mark.parametrize(
+    ("source", "options", "problem"),
+    [
+        ("multiperf", {}, "did you mean 'multipref'"),
+        ("demo:many", {}, "must be a whole number"),
+        (ROWS, {"skip_badd": True}, "did you mean 'skip_bad'"),
+        (ROWS, {"ties": "halve"}, "ties cannot be 'halve'; did you mean 'half'"),
+        (ROWS, {"repeats": "frist"}, "repeats cannot be 'frist'; did you mean 'first'"),
+    ],
+)
+def test_unknown_names_raise_a_suggestion(source: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises((DataError, UsageError), match=problem):
+        load_preferences(source, **options)
 
 
 def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
@@ -330,16 +295,11 @@ def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
 
 
 def test_columns_of_the_data_are_kept_with_their_types() -> None:
-    rows = [
-        wide(flag=True, size=3, score=1.5, word="a", deep=[1]),
-        wide(prompt="y", flag=False, size=4, score=2, word="b"),
-    ]
-    columns = load_preferences([rows[0], {**rows[1], "late": 7}]).columns
-    assert {name: values.dtype.kind for name, values in columns.items()} == {
-        "flag": "b", "size": "i", "score": "f", "word": "O", "late": "f",
-    }  # fmt: skip
-    assert np.isnan(columns["late"][0])
-    assert columns["late"][1] == 7
+    first = wide(flag=True, size=3, score=1.5, word="a", deep=[1])
+    columns = load_preferences([first, wide(prompt="y", flag=False, size=4, score=2, word="b", late=7)]).columns
+    kinds = {name: values.dtype.kind for name, values in columns.items()}
+    assert kinds == {"flag": "b", "size": "i", "score": "f", "word": "O", "late": "f"}
+    np.testing.assert_array_equal(columns["late"], [np.nan, 7])
 
 
 def test_long_csv_cells_are_read(tmp_path: Path) -> None:

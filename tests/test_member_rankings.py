@@ -14,10 +14,9 @@ from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.measuring.diversity import diversity, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
-from pluralign.votes.town_hall.town_hall import answers, town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
-DRAWN = answers(6, 7)
-LISTS = [Candidates(prompt, tuple(texts)) for prompt, texts in zip(DRAWN.prompts, DRAWN.responses, strict=True)]
+LISTS = candidates_of(town_hall(126, n_responses_per_prompt=7, pairs_per_prompt=21).preferences)
 
 
 @pytest.fixture(scope="module")

@@ -269,3 +269,17 @@ def test_texts_of_disconnected_clients_leave_the_queue(
         assert first.result()["results"]
         assert counting.sizes == [2]
         wait_until(lambda: not [one for one in threading.enumerate() if one.name == "answering"])
+
+
+def test_texts_of_an_answer_are_encoded_in_the_scoring_thread_between_batches(ensemble: RewardEnsemble) -> None:
+    calls: list[tuple[int, str]] = []
+
+    def encoder(items: Sequence[Item]) -> Any:
+        calls.append((len(items), threading.current_thread().name))
+        return np.ones((len(items), 2))
+
+    with running(ensemble, limits=Limits(batch_texts=4)) as client:
+        vectors = client.service.answerer.encode(encoder, [("", str(number)) for number in range(10)])
+    assert vectors.shape == (10, 2)
+    assert [size for size, _ in calls] == [4, 4, 2]
+    assert all(thread.startswith("scoring") for _, thread in calls)

@@ -3,10 +3,11 @@
 import gzip
 import itertools
 import json
-import logging
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ from pluralign.votes.prompts import Message, PromptLike
 from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
+WHERE = {
+    "multipref": "data/train-00000-of-00001.parquet",
+    "personalllm": "data/train-00000-of-00001.parquet",
+    "helpsteer2": "disagreements/disagreements.jsonl.gz",
+    "helpsteer2-preference": "preference/preference.jsonl.gz",
+    "tldr": "comparisons/batch3.json",
+}
 Pair = tuple[PromptLike, str, str, int, int, int]
 
 
@@ -32,15 +40,14 @@ def load(name: str, folder: Path | str = "", **options: Any) -> PreferenceSet:
     return KNOWN_SETS[name](str(folder), LoadOptions(**options), None)
 
 
-def write_parquet(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as Parquet, or as lines of JSON, as the name of the file says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return
+    text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 # --- MultiPref --------------------------------------------------------------------------------------------------------
@@ -50,28 +57,14 @@ B1, B2 = "B-is-slightly-better", "B-is-clearly-better"
 TIE = "Tie"
 
 
-def multipref_row(number: int, normal: list[str] | None, expert: list[str] | None, **changes: Any) -> Row:
-    people = {
-        kind: votes
-        if votes is None
-        else [{"evaluator": f"{kind}_{i}", "overall_pref": vote, "helpful_pref": B2} for i, vote in enumerate(votes)]
-        for kind, votes in (("normal", normal), ("expert", expert))
-    }
-    return {
-        "comparison_id": f"cmp-{number}",
-        "prompt_id": f"prm-{number}",
-        "text": f"Prompt {number}?",
-        "completion_a": f"First {number}.",
-        "model_a": "model-one",
-        "completion_b": f"Second {number}.",
-        "model_b": "model-two",
-        "source": "sharegpt",
-        "category": "Open QA",
-        "subject_study": "Biology",
-        "highest_level_degree": "Bachelor's",
-        "normal_worker_annotations": people["normal"],
-        "expert_worker_annotations": people["expert"],
-    } | changes
+def multipref_row(number: int, normal: list[str] | None, expert: list[str] | None) -> Row:
+    row: Row = {"comparison_id": f"cmp-{number}", "prompt_id": f"prm-{number}", "text": f"Prompt {number}?"}
+    row |= {"completion_a": f"First {number}.", "model_a": "one", "completion_b": f"Second {number}.", "model_b": "two"}
+    row |= {"source": "sharegpt", "category": "Open QA", "subject_study": "Biology", "highest_level_degree": "none"}
+    for kind, votes in (("normal", normal), ("expert", expert)):
+        people = [{"evaluator": kind, "overall_pref": vote, "helpful_pref": B2} for vote in votes or []]
+        row[f"{kind}_worker_annotations"] = people if votes is not None else None
+    return row
 
 
 MULTIPREF_ROWS = [
@@ -86,7 +79,7 @@ MULTIPREF_ROWS = [
 
 @pytest.fixture
 def multipref(tmp_path: Path) -> Path:
-    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", MULTIPREF_ROWS)
+    write(tmp_path / WHERE["multipref"], MULTIPREF_ROWS)
     return tmp_path
 
 
@@ -98,10 +91,13 @@ def test_multipref_counts_each_overall_preference_as_one_vote(multipref: Path) -
         ("Prompt 4?", "First 4.", "Second 4.", 0, 4, 0),
         ("Prompt 5?", "First 5.", "Second 5.", 1, 0, 0),
     ]
-    assert votes.name == "multipref"
     assert votes.dropped == {"pairs without a vote": 2, "tie votes": 4}
-    assert "split" not in votes.columns
     assert list(votes.columns["comparison_id"]) == ["cmp-1", "cmp-2", "cmp-4", "cmp-5"]
+    write(multipref / "other" / "MultiPref-Train.jsonl", MULTIPREF_ROWS)
+    assert load("multipref", multipref / "other") == votes, "the original upload"
+    assert load_preferences(f"multipref:{multipref}") == votes
+    with pytest.raises(UsageError, match="--rename does not apply to multipref"):
+        load("multipref", multipref, rename={"prompt": "text"})
 
 
 def test_ties_fixed_gives_the_papers_shares_of_all_four_annotators(tmp_path: Path) -> None:
@@ -109,31 +105,12 @@ def test_ties_fixed_gives_the_papers_shares_of_all_four_annotators(tmp_path: Pat
     other = {A1: B1, A2: B2, B1: A1, TIE: TIE}
     turned = [[other[vote] for vote in four] for four in votes]
     rows = [multipref_row(i, four[:2], four[2:]) for i, four in enumerate(votes + turned)]
-    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", rows)
+    write(tmp_path / WHERE["multipref"], rows)
     read = load("multipref", tmp_path, ties="fixed")
     assert read.prob_a.tolist() == [1.0, 0.75, 0.75, 0.5, 0.25, 0.0, 0.25, 0.25, 0.5, 0.75]
     assert read.n_votes.tolist() == [4] * 10
     assert inspect(read).majority_share_of_all == pytest.approx((1 + 0.75 + 0.75 + 0.5 + 0.25) / 5)
     assert read.dropped == {"pairs without a vote": 2}
-
-
-def test_multipref_is_also_read_from_the_original_upload(multipref: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    write_lines(other / "MultiPref-Train.jsonl", MULTIPREF_ROWS)
-    assert load("multipref", other) == load("multipref", multipref)
-    write_lines(multipref / "MultiPref-Train.jsonl", [multipref_row(9, [A1], [A1])])
-    assert len(load("multipref", multipref)) == 4, "the Parquet files take precedence"
-
-
-def test_an_unknown_preference_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "train-00000-of-00001.parquet"
-    write_parquet(path, [*MULTIPREF_ROWS[:2], multipref_row(3, ["A-is-best", A1], [A1, A1])])
-    with pytest.raises(DataError, match=r"row 3: overall_pref is 'A-is-best'") as caught:
-        load("multipref", tmp_path)
-    assert (caught.value.file, caught.value.row) == (str(path), 3)
-    votes = load("multipref", tmp_path, skip_bad=True)
-    assert len(votes) == 2
-    assert votes.dropped["unknown vote"] == 1
 
 
 # --- PersonalLLM ------------------------------------------------------------------------------------------------------
@@ -142,9 +119,9 @@ def test_an_unknown_preference_is_a_bad_row_with_its_number(tmp_path: Path) -> N
 def personalllm_rows(n: int, seed: int, first: int = 0) -> list[Row]:
     """Return rows with all 99 columns. Scores are small whole numbers, so that there are ties."""
     rng = random.Random(seed)
-    rows = []
+    rows: list[Row] = []
     for number in range(first, first + n):
-        row: Row = {"prompt": f"Prompt {number}?", "subset": f"subset-{number % 2}", "prompt_id": number}
+        row = {"prompt": f"Prompt {number}?", "subset": f"subset-{number % 2}", "prompt_id": number}
         for i in range(1, 9):
             row |= {f"response_{i}": f"Answer {i} to {number}.", f"response_{i}_model": f"writer-{i}"}
         for rater in PERSONALLLM_RATERS:
@@ -153,15 +130,15 @@ def personalllm_rows(n: int, seed: int, first: int = 0) -> list[Row]:
     return rows
 
 
-def write_personalllm(folder: Path, train: list[Row], test: list[Row]) -> None:
-    write_parquet(folder / "data" / "train-00000-of-00001.parquet", train)
-    write_parquet(folder / "data" / "test-00000-of-00001.parquet", test)
+def load_personalllm(folder: Path, train: list[Row], test: list[Row]) -> PreferenceSet:
+    for split, rows in (("train", train), ("test", test)):
+        write(folder / "data" / f"{split}-00000-of-00001.parquet", rows)
+    return load("personalllm", folder)
 
 
 def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     train, test = personalllm_rows(5, seed=1), personalllm_rows(2, seed=2, first=5)
-    write_personalllm(tmp_path, train, test)
-    votes = load("personalllm", tmp_path)
+    votes = load_personalllm(tmp_path, train, test)
     expected: list[Pair] = []
     for row in train + test:
         for i, j in itertools.combinations(range(1, 9), 2):
@@ -173,8 +150,6 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
                 ties += score_i == score_j
             expected.append((row["prompt"], row[f"response_{i}"], row[f"response_{j}"], for_i, for_j, ties))
     assert pairs(votes) == expected
-    assert len(votes) == 7 * 28
-    assert votes.votes_a.sum() > 0
     assert 0 < votes.ties.sum() == votes.dropped["tie votes"]
     assert len(set(PERSONALLLM_RATERS)) == 10
     assert votes.columns["split"].tolist() == ["train"] * 140 + ["test"] * 56
@@ -188,8 +163,7 @@ def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> 
     train[0] |= {f"response_2_{rater}": -1.0 for rater in PERSONALLLM_RATERS}
     train[0] |= {f"response_5_{rater}": 9.0 for rater in PERSONALLLM_RATERS}
     train[1]["response_7"] = None
-    write_personalllm(tmp_path, train, personalllm_rows(1, seed=4, first=3))
-    votes = load("personalllm", tmp_path)
+    votes = load_personalllm(tmp_path, train, personalllm_rows(1, seed=4, first=3))
     assert votes.columns["prompt_id"].tolist() == [0] * 21 + [1] * 21 + [3] * 28
     assert votes.dropped["pairs with a missing or repeated response"] == 14 + 28
     # The scores of response_2 count, where the text came first.
@@ -200,48 +174,24 @@ def test_a_missing_score_is_no_vote_and_is_counted(tmp_path: Path) -> None:
     train = personalllm_rows(2, seed=5)
     train[0]["response_1_gemma_2b"] = None
     train[1]["response_2_beaver_7b"] = float("nan")
-    write_personalllm(tmp_path, train, personalllm_rows(1, seed=6, first=2))
-    votes = load("personalllm", tmp_path)
+    votes = load_personalllm(tmp_path, train, personalllm_rows(1, seed=6, first=2))
     everyone = (votes.votes_a + votes.votes_b + votes.ties)[:56].tolist()
     first = list(itertools.combinations(range(1, 9), 2))
     assert everyone == [9 if 1 in pair else 10 for pair in first] + [9 if 2 in pair else 10 for pair in first]
     assert votes.dropped["missing scores"] == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda row: row.pop("response_3_gemma_7b"), "row 1: there is no column response_3_gemma_7b"),
-        (lambda row: row.update(response_3_gemma_7b="high"), "row 1: a score is not a number"),
-        (lambda row: row.update(prompt=" "), "row 1: the prompt is empty"),
-        (lambda row: row.update(prompt=None), "row 1: there is no text in prompt"),
-    ],
-)
-def test_an_invalid_personalllm_row_is_reported(tmp_path: Path, change: Callable[[Row], object], message: str) -> None:
-    train = personalllm_rows(1, seed=7)
-    change(train[0])
-    write_personalllm(tmp_path, train, personalllm_rows(1, seed=8, first=1))
-    with pytest.raises(DataError, match=message) as caught:
-        load("personalllm", tmp_path)
-    assert caught.value.file.endswith("data/train-00000-of-00001.parquet")
-
-
 # --- HelpSteer2: disagreements ----------------------------------------------------------------------------------------
 
 MULTI_TURN = "Tea?\n<extra_id_1>Assistant\nGreen\nor black?\n<extra_id_1>User\nBlack.\n\nWith milk."
-MULTI_TURN_MESSAGES = (
-    Message("user", "Tea?"),
-    Message("assistant", "Green\nor black?"),
-    Message("user", "Black.\n\nWith milk."),
-)
+TURNS = zip(("user", "assistant", "user"), ("Tea?", "Green\nor black?", "Black.\n\nWith milk."), strict=True)
+MULTI_TURN_MESSAGES = tuple(Message(role, content) for role, content in TURNS)
 
 
-def rated(prompt: str, response: str, helpfulness: Any, other: int = 4) -> Row:
-    row: Row = {"prompt": prompt, "response": response, "helpfulness": helpfulness}
-    many = isinstance(helpfulness, list)
-    return row | dict.fromkeys(
-        ("correctness", "coherence", "complexity", "verbosity"), [other] * len(helpfulness) if many else other
-    )
+def rated(prompt: str, response: str, helpfulness: Any) -> Row:
+    other = [4] * len(helpfulness) if isinstance(helpfulness, list) else 4
+    row = {"prompt": prompt, "response": response, "helpfulness": helpfulness}
+    return row | dict.fromkeys(("correctness", "coherence", "complexity", "verbosity"), other)
 
 
 DISAGREEMENTS = [
@@ -258,16 +208,8 @@ DISAGREEMENTS = [
 
 @pytest.fixture
 def helpsteer2(tmp_path: Path) -> Path:
-    write_lines(tmp_path / "disagreements" / "disagreements.jsonl.gz", DISAGREEMENTS)
+    write(tmp_path / WHERE["helpsteer2"], DISAGREEMENTS)
     return tmp_path
-
-
-def write_main_files(folder: Path) -> None:
-    train, validation = ["name a prime", MULTI_TURN], ["held out", MULTI_TURN]
-    write_lines(folder / "train.jsonl.gz", [rated(prompt, text, 3) for prompt in train for text in ("x", "y")])
-    write_lines(
-        folder / "validation.jsonl.gz", [rated(prompt, text, 3) for prompt in validation for text in ("x", "y")]
-    )
 
 
 def test_helpsteer2_compares_ratings_by_position(helpsteer2: Path) -> None:
@@ -278,34 +220,27 @@ def test_helpsteer2_compares_ratings_by_position(helpsteer2: Path) -> None:
         ("held out", "One.", "Two.", 1, 2, 0),
         ("filtered", "Up.", "Down.", 2, 2, 0),
     ]
-    assert votes.name == "helpsteer2"
     assert votes.dropped == {"tie votes": 1}
-    assert "split" not in votes.columns
-
-
-def test_a_prompt_that_starts_with_a_marker_has_no_empty_first_turn(tmp_path: Path) -> None:
-    prompt = "<extra_id_1>User\nTea?\n<extra_id_1>Assistant\nGreen?\n<extra_id_1>User\nYes."
-    write_lines(tmp_path / "disagreements.jsonl.gz", [rated(prompt, "Here.", [1]), rated(prompt, "There.", [0])])
-    turns = (Message("user", "Tea?"), Message("assistant", "Green?"), Message("user", "Yes."))
-    assert list(load("helpsteer2", tmp_path).prompts) == [turns]
+    marked = "<extra_id_1>User\n" + MULTI_TURN  # a marker at the start makes no empty first turn
+    write(helpsteer2 / WHERE["helpsteer2"], [row | {"prompt": marked} for row in DISAGREEMENTS[2:4]])
+    assert list(load("helpsteer2", helpsteer2).prompts) == [MULTI_TURN_MESSAGES]
 
 
 def test_helpsteer2_takes_the_split_from_the_main_files(helpsteer2: Path) -> None:
-    write_main_files(helpsteer2)
+    for name, first in (("train", "name a prime"), ("validation", "held out")):
+        rows = [rated(prompt, text, 3) for prompt in (first, MULTI_TURN) for text in ("x", "y")]
+        write(helpsteer2 / f"{name}.jsonl.gz", rows)
     votes = load("helpsteer2", helpsteer2)
     # The multi-turn prompt is in both: it trains. A prompt in neither has no official side.
     assert votes.columns["split"].tolist() == ["train", "train", "validation", None]
     train, test = votes.split(seed=1)
     assert "held out" in test.prompts
     assert {"name a prime", MULTI_TURN_MESSAGES} <= set(train.prompts)
-
-
-def test_the_early_revision_is_read_from_the_root(helpsteer2: Path, tmp_path: Path) -> None:
-    early = tmp_path / "early"
-    write_lines(early / "disagreements.jsonl.gz", DISAGREEMENTS)
-    write_main_files(early)
-    write_main_files(helpsteer2)
-    assert load("helpsteer2", early) == load("helpsteer2", helpsteer2)
+    early = helpsteer2 / "early"  # this revision has its files at the root
+    for path in (*helpsteer2.glob("*.gz"), helpsteer2 / WHERE["helpsteer2"]):
+        early.mkdir(exist_ok=True)
+        path.rename(early / path.name)
+    assert load("helpsteer2", early) == votes
 
 
 def test_helpsteer2_drops_and_counts_responses_that_cannot_be_compared(tmp_path: Path) -> None:
@@ -320,7 +255,7 @@ def test_helpsteer2_drops_and_counts_responses_that_cannot_be_compared(tmp_path:
         rated("unrated", "Yes.", None),
         rated("unrated", "No.", []),
     ]
-    write_lines(tmp_path / "disagreements.jsonl.gz", rows)
+    write(tmp_path / "disagreements.jsonl.gz", rows)
     votes = load("helpsteer2", tmp_path)
     assert pairs(votes) == [("good", "Yes.", "No.", 3, 0, 0)]
     assert votes.dropped == {
@@ -335,29 +270,16 @@ def test_a_repeated_prompt_gives_two_pairs_and_a_repeated_row_none(tmp_path: Pat
     first = [rated("again", "A.", [4, 4]), rated("again", "B.", [1, 0])]
     second = [rated("again", "C.", [0, 0]), rated("again", "D.", [1, 0])]
     other_order = [rated("again", "B.", [4]), rated("again", "A.", [0])]
-    write_lines(tmp_path / "disagreements.jsonl.gz", [*first, *second, *first, *other_order])
+    write(tmp_path / "disagreements.jsonl.gz", [*first, *second, *first, *other_order])
     votes = load("helpsteer2", tmp_path)
     assert pairs(votes) == [("again", "A.", "B.", 2, 1, 0), ("again", "C.", "D.", 0, 1, 1)]
     assert votes.dropped["rows given twice"] == 2
 
 
-@pytest.mark.parametrize("given", [3, "3, 4", {"a": 3}])
-def test_ratings_that_are_not_a_list_are_a_bad_row(helpsteer2: Path, given: Any) -> None:
-    path = helpsteer2 / "disagreements" / "disagreements.jsonl.gz"
-    write_lines(path, [*DISAGREEMENTS[:2], DISAGREEMENTS[2] | {"helpfulness": given}, *DISAGREEMENTS[3:]])
-    with pytest.raises(DataError, match="row 3: helpfulness is not a list of ratings") as caught:
-        load("helpsteer2", helpsteer2)
-    assert caught.value.file == str(path)
-    votes = load("helpsteer2", helpsteer2, skip_bad=True)
-    assert len(votes) == 3
-    assert votes.dropped["wrong type"] == 1
-    assert votes.dropped["responses without a second one"] == 1
-
-
 # --- HelpSteer2 and 3: preferences ------------------------------------------------------------------------------------
 
 
-def preference(prompt: str, strengths: list[int] | None, split: str = "train", *, as_text: bool = False) -> Row:
+def preference(prompt: str, strengths: list[Any] | None, split: str = "train", *, as_text: bool = False) -> Row:
     given: Any = strengths and [{"strength": value, "justification": "@Response 1's it."} for value in strengths]
     text = repr(given) if as_text else given
     row = {"prompt": prompt, "response_1": "Seven.", "response_2": "Nine.", "preference_strength": -2, "split": split}
@@ -372,7 +294,7 @@ def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: P
         preference("p4", None),
         preference(MULTI_TURN, [-3, 2, 2], as_text=True),
     ]
-    write_lines(tmp_path / "preference" / "preference.jsonl.gz", rows)
+    write(tmp_path / WHERE["helpsteer2-preference"], rows)
     votes = load("helpsteer2-preference", tmp_path)
     assert pairs(votes) == [
         ("p1", "Seven.", "Nine.", 1, 1, 0),
@@ -385,72 +307,41 @@ def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: P
     assert (len(train), list(test.prompts)) == (2, ["p2"])
 
 
-@pytest.mark.parametrize("strength", [-4, 100, -99, 1.5, "1", None, True])
-def test_a_strength_outside_the_scale_is_a_bad_row(tmp_path: Path, strength: Any) -> None:
-    write_lines(tmp_path / "preference.jsonl.gz", [preference("p1", [1]), preference("p2", [1, strength])])
-    with pytest.raises(DataError, match=r"row 2: a strength is .*, not a whole number from -3 to 3"):
-        load("helpsteer2-preference", tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[{'strength': 1", "[dict(strength=1)]", "[1]", "{'strength': 1}"])
-def test_preferences_as_text_must_be_a_plain_list(tmp_path: Path, text: str) -> None:
-    row = preference("p1", [1]) | {"all_preferences_unprocessed": text}
-    write_lines(tmp_path / "preference.jsonl.gz", [row])
-    with pytest.raises(DataError, match="row 1: all_preferences_unprocessed is"):
-        load("helpsteer2-preference", tmp_path)
-
-
 def helpsteer3_row(question: str, scores: list[int]) -> Row:
     people = [{"score": score, "reasoning": "r", "feedback1": "f", "feedback2": "g"} for score in scores]
-    return {
-        "domain": "general",
-        "language": "english",
-        "context": [{"role": "user", "content": question}],
-        "response1": "Seven.",
-        "response2": "Nine.",
-        "overall_preference": -3,
-        "individual_preference": people,
-    }
+    row: Row = {"domain": "general", "language": "english", "context": [{"role": "user", "content": question}]}
+    row |= {"response1": "Seven.", "response2": "Nine.", "overall_preference": -3, "individual_preference": people}
+    return row
 
 
 def test_helpsteer3_counts_individual_preferences_and_keeps_its_split(tmp_path: Path) -> None:
-    write_lines(tmp_path / "preference" / "train.jsonl.gz", [helpsteer3_row("q1", [-3, 1, 0])])
+    write(tmp_path / "preference" / "train.jsonl.gz", [helpsteer3_row("q1", [-3, 1, 0])])
     plain = helpsteer3_row("q2", [2, 1]) | {"context": "q2", "domain": "code", "language": "python"}
-    write_lines(tmp_path / "preference" / "validation.jsonl.gz", [plain])
+    write(tmp_path / "preference" / "validation.jsonl.gz", [plain])
     votes = load("helpsteer3", tmp_path)
     assert pairs(votes) == [((Message("user", "q1"),), "Seven.", "Nine.", 1, 1, 1), ("q2", "Seven.", "Nine.", 0, 2, 0)]
-    columns = {name: values.tolist() for name, values in votes.columns.items()}
-    assert columns == {
-        "split": ["train", "validation"],
-        "domain": ["general", "code"],
-        "language": ["english", "python"],
-    }
+    columns = {name: tuple(values) for name, values in votes.columns.items()}
+    assert (columns["split"], columns["domain"]) == (("train", "validation"), ("general", "code"))
 
 
 # --- Reddit TL;DR -----------------------------------------------------------------------------------------------------
 
 
-def label(
-    post: str, first: str, second: str, choice: int, worker: str, split: str = "train", batch: str = "batch3"
-) -> Row:
+def label(post: str, first: str, second: str, choice: Any, worker: str, split: str = "train", **changes: Any) -> Row:
     """Return one line of a raw file. It has no id if the post starts with a capital N."""
     info = {"post": f"{post} one.\n\n{post} two.", "title": f"About {post}", "subreddit": "tea"}
     if not post.startswith("N"):
         info["id"] = f"t3_{post}"
     summaries = [{"text": text, "policy": "sup4", "note": None} for text in (first, second)]
-    row = {"info": info, "summaries": summaries, "choice": choice, "worker": worker, "batch": batch, "split": split}
-    return row | {"extra": {}}
-
-
-def article(worker: str) -> Row:
-    info = {"id": "abc", "site": "dailymail", "title": "News", "article": "It rained."}
-    return label("x", " wet", " dry", 0, worker, batch="cnndm0") | {"info": info}
+    row = {"info": info, "summaries": summaries, "choice": choice, "worker": worker, "batch": "b", "split": split}
+    return row | {"extra": {}} | changes
 
 
 def tldr_prompt(post: str) -> str:
     return f"SUBREDDIT: r/tea\n\nTITLE: About {post}\n\nPOST: {post} one.\n{post} two.\n\nTL;DR:"
 
 
+ARTICLE = {"id": "abc", "site": "dailymail", "title": "News", "article": "It rained."}
 BATCHES = {
     "batch3": [
         label("hen", " one hen", " two hens", 0, "w1"),
@@ -464,11 +355,10 @@ BATCHES = {
         label("cow", " cows", " a cow", 0, "w2", "valid1", batch="batch22"),
         label("dog", " a dog", " dogs", 0, "w2", "valid2", batch="batch22"),
         label("dog", " a dog", " dogs", 1, "w3", "valid2", batch="batch22"),
-        label("Nameless", " a", " b", 0, "w1", batch="batch22"),
-        label("Nameless", " a", " b", 0, "w2", batch="batch22"),
+        *(label("Nameless", " a", " b", 0, worker, batch="batch22") for worker in ("w1", "w2")),
         label("Nobody", " a", " b", 0, "w2", batch="batch22"),
     ],
-    "cnndm0": [article("w1"), article("w2")],
+    "cnndm0": [label("x", " wet", " dry", 0, worker, info=ARTICLE) for worker in ("w1", "w2")],
 }
 TLDR_PAIRS = [
     # batch22 is read first: files are taken in the order of their names.
@@ -482,41 +372,29 @@ TLDR_PAIRS = [
 @pytest.fixture
 def tldr(tmp_path: Path) -> Path:
     for batch, rows in BATCHES.items():
-        write_lines(tmp_path / "comparisons" / f"{batch}.json", rows)
+        write(tmp_path / "comparisons" / f"{batch}.json", rows)
     return tmp_path
 
 
 def test_tldr_merges_labels_of_all_files_in_either_order(tldr: Path) -> None:
     votes = load("tldr", tldr)
     assert pairs(votes) == TLDR_PAIRS
-    assert votes.dropped == {
-        "pairs with fewer than 2 votes": 2,
-        "identical responses": 1,
-        "labels on CNN/DM articles": 2,
-    }
+    dropped = {"pairs with fewer than 2 votes": 2, "identical responses": 1, "labels on CNN/DM articles": 2}
+    assert votes.dropped == dropped
     assert votes.columns["split"].tolist() == ["train", "valid1", "valid2", "train"]
     assert votes.columns["batch"].tolist() == ["batch22"] * 4
-    assert votes.columns["subreddit"].tolist() == ["tea"] * 4
-    assert votes.name == "tldr"
     assert set(votes.split()[1].prompts) == {tldr_prompt("cow"), tldr_prompt("dog")}, "valid1 and valid2"
     assert load("tldr", tldr, min_votes=1).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
+    for path in (tldr / "comparisons").glob("batch*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"tldr: there are no pairs in it.*labels on CNN/DM articles': 2"):
+        load("tldr", tldr)
 
 
-def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="pluralign"):
-        assert load("tldr", tldr).n_votes.tolist() == [3, 2, 2, 2]
-    assert "1 votes repeat an annotator's vote" in caplog.text
+def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path) -> None:
     votes = load("tldr", tldr, repeats="first")
     assert pairs(votes)[0] == (tldr_prompt("hen"), "two hens", "one hen", 1, 1, 0)
     assert votes.dropped["repeat votes of one annotator on one pair"] == 1
-
-
-def test_one_post_is_one_prompt_even_if_its_text_varies(tmp_path: Path) -> None:
-    rows = [label("hen", " one", " two", 0, "w1"), label("hen", " one", " two", 0, "w2")]
-    rows[1]["info"]["post"] += " "
-    write_lines(tmp_path / "batch3.json", rows)
-    votes = load("tldr", tmp_path)
-    assert pairs(votes) == [(tldr_prompt("hen"), "one", "two", 2, 0, 0)]
 
 
 def test_tldr_as_parquet_from_the_hub_gives_the_same_votes(tldr: Path, tmp_path: Path) -> None:
@@ -527,119 +405,97 @@ def test_tldr_as_parquet_from_the_hub_gives_the_same_votes(tldr: Path, tmp_path:
         filled["train" if row["split"] == "train" else "validation"].append(full)
     hub = tmp_path / "hub"
     for split, rows in filled.items():
-        write_parquet(hub / "comparisons" / split / "0000.parquet", rows)
+        write(hub / "comparisons" / split / "0000.parquet", rows)
     votes = load("tldr", hub)
     assert sorted(pairs(votes), key=str) == sorted(TLDR_PAIRS, key=str)
     assert votes.dropped == load("tldr", tldr).dropped
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"choice": 2}, "two summaries and the choice 0 or 1"),
-        ({"choice": True}, "two summaries and the choice 0 or 1"),
-        ({"choice": None}, "two summaries and the choice 0 or 1"),
-        ({"summaries": [{"text": "a"}]}, "two summaries and the choice 0 or 1"),
-        ({"info": None}, "two summaries and the choice 0 or 1"),
-        ({"info": {"id": "t3_x", "title": "t"}}, "there is no text in post"),
-        ({"summaries": [{"text": "a"}, {"text": None}]}, "there is no text in text"),
-    ],
-)
-def test_an_invalid_label_is_reported_with_file_and_row(tldr: Path, change: Row, message: str) -> None:
-    path = tldr / "comparisons" / "batch3.json"
-    write_lines(path, [BATCHES["batch3"][0], BATCHES["batch3"][1] | change])
-    with pytest.raises(DataError, match=message) as caught:
-        load("tldr", tldr)
-    assert (caught.value.file, caught.value.row) == (str(path), 2)
+# --- bad rows ---------------------------------------------------------------------------------------------------------
+
+PERSON = personalllm_rows(1, seed=7)[0]
+ENTRIES = "all_preferences_unprocessed"
+NO_LISTS = ("[{'strength': 1", "[dict(strength=1)]", "[1]", "{'strength': 1}")
+
+
+BAD_ROWS: list[tuple[str, str, list[Row]]] = [
+    ("multipref", "overall_pref is 'A-is-best'", [multipref_row(3, ["A-is-best", A1], [A1])]),
+    ("personalllm", "there is no column response_1", [{k: v for k, v in PERSON.items() if k != "response_1"}]),
+    ("personalllm", "a score is not a number", [PERSON | {"response_3_gemma_7b": "high"}]),
+    ("personalllm", "the prompt is empty", [PERSON | {"prompt": " "}]),
+    ("helpsteer2", "not a list of ratings", [rated("p", "x", given) for given in ("3, 4", {"a": 3})]),
+    ("helpsteer2-preference", "from -3 to 3", [preference("p", [1, n]) for n in (-4, 100, -99, 1.5, "1", None, True)]),
+    ("helpsteer2-preference", "_unprocessed is", [preference("p", [1]) | {ENTRIES: text} for text in NO_LISTS]),
+    ("tldr", "two summaries and the choice 0 or 1", [label("x", "a", "b", n, "w") for n in (2, True, None)]),
+    ("tldr", "two summaries and the choice", [label("x", "a", "b", 0, "w", summaries=[]) | {"info": {}}]),
+    ("tldr", "there is no text in", [label("x", "a", "b", 0, "w", info={"id": "t3_x"})]),
+    ("tldr", "there is no text in text", [label("x", "a", "b", 0, "w", summaries=[{"text": "a"}, {}])]),
+]
+
+
+@pytest.mark.parametrize(("name", "message", "row"), [(*case, row) for *case, rows in BAD_ROWS for row in rows])
+def test_a_bad_row_is_reported_with_file_and_row(name: str, message: str, row: Row, tmp_path: Path) -> None:
+    path = tmp_path / WHERE[name]
+    good = {"multipref": MULTIPREF_ROWS[:1], "personalllm": [], "tldr": BATCHES["batch3"][:1]}
+    rows = [*good.get(name, DISAGREEMENTS[:1] if name == "helpsteer2" else [preference("p1", [1])]), row]
+    write(path, rows)
+    if name == "personalllm":
+        write(path.with_name("test-00000-of-00001.parquet"), [PERSON])
+    with pytest.raises(DataError, match=f"row {len(rows)}: .*{message}") as caught:
+        load(name, tmp_path)
+    assert (caught.value.file, caught.value.row) == (str(path), len(rows))
+    if name == "multipref":
+        assert load(name, tmp_path, skip_bad=True).dropped["unknown vote"] == 1
 
 
 # --- sources of the files ---------------------------------------------------------------------------------------------
 
-HUBS = {
-    "multipref": ("allenai/multipref", None, ["data/train-*.parquet"]),
-    "helpsteer2": (
-        "nvidia/HelpSteer2",
-        None,
-        ["validation.jsonl.gz", "train.jsonl.gz", "disagreements/disagreements.jsonl.gz"],
-    ),
-    "tldr": (
-        "openai/summarize_from_feedback",
-        "refs/convert/parquet",
-        ["comparisons/train/*.parquet", "comparisons/validation/*.parquet"],
-    ),
-}
 
+@pytest.mark.parametrize(
+    ("name", "hub", "revision", "patterns"),
+    [
+        ("multipref", "allenai/multipref", None, "data/train-*.parquet"),
+        ("helpsteer2", "nvidia/HelpSteer2", None, "validation.jsonl.gz train.jsonl.gz disagreements/*"),
+        ("tldr", "openai/summarize_from_feedback", "refs/convert/parquet", "comparisons/*/*.parquet comparisons/*"),
+        ("prism", "HannahRoseKirk/prism-alignment", None, "conversations.jsonl"),
+    ],
+)
+def test_without_a_folder_only_the_needed_files_are_downloaded(
+    name: str, hub: str, revision: str | None, patterns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
 
-def record_downloads(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[Any, Any]]:
-    calls: list[tuple[Any, Any]] = []
-
-    def download(*args: Any, **kwargs: Any) -> str:
-        calls.append((args, kwargs))
-        return str(folder)
+    def download(*args: Any, **options: Any) -> str:
+        calls.append((args, options))
+        return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return calls
-
-
-def fail_to_download(*args: Any, **kwargs: Any) -> str:
-    raise ConnectionError("no route\n  to host")
-
-
-def test_load_preferences_reads_a_known_set_from_a_folder(multipref: Path) -> None:
-    assert load_preferences(f"multipref:{multipref}") == load("multipref", multipref)
-    assert len(load_preferences(f"multipref:{multipref}", ties="half")) == 5
-
-
-@pytest.mark.parametrize("name", HUBS)
-def test_without_a_folder_only_the_needed_files_are_downloaded(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = record_downloads(monkeypatch, tmp_path)
-    hub, revision, patterns = HUBS[name]
-    with pytest.raises(DataError, match=f"the folder must hold .*the dataset {hub} from the hub") as caught:
-        load(name)  # nothing was really fetched
-    assert patterns[-1] in str(caught.value)
+    read: Any = prism_prompts if name == "prism" else partial(load, name)
+    with pytest.raises(DataError, match=r"must hold|conversations\.jsonl"):
+        read()  # nothing was really fetched
     with pytest.raises(DataError, match="nowhere: there is no such folder"):
-        load(name, tmp_path / "nowhere")
-    assert calls == [((hub,), {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns})]
+        read(str(tmp_path / "nowhere"))
+    ((args, options),) = calls
+    assert (args, options["repo_type"], options["revision"]) == ((hub,), "dataset", revision)
+    for wanted, pattern in zip(options["allow_patterns"], patterns.split(), strict=True):
+        assert fnmatch(wanted, pattern)
 
 
-def test_a_folder_is_read_without_the_hub(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert len(load("multipref", multipref)) == 4
+def test_failed_downloads_and_a_missing_hub_package_raise_a_remedy(
+    multipref: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route\n  to host")
 
-
-def test_a_failed_download_raises_one_sentence_with_the_folder_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_to_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(DataError, match=r"hf:allenai/multipref: .*no route to host.*train-.* use multipref:FOLDER"):
         load("multipref")
-
-
-def test_a_missing_hub_package_raises_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"into a folder and use prism_prompts\('FOLDER'\)"):
+        prism_prompts()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert len(load("multipref", multipref)) == 4, "a folder is read without the hub"
     with pytest.raises(MissingExtraError, match=r"allenai/multipref .*pip install 'pluralign\[hf\]'"):
         load("multipref")
-
-
-def test_renaming_columns_of_a_known_set_is_refused(multipref: Path) -> None:
-    with pytest.raises(UsageError, match="--rename does not apply to multipref"):
-        load("multipref", multipref, rename={"prompt": "text"})
-
-
-def test_progress_covers_all_files(tldr: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    KNOWN_SETS["tldr"](str(tldr), LoadOptions(), lambda done, total: seen.append((done, total)))
-    whole = sum(path.stat().st_size for path in (tldr / "comparisons").iterdir())
-    assert seen[-1] == (whole, whole)
-    assert {total for _, total in seen} == {whole}
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
-def test_an_error_lists_the_dropped_rows_if_nothing_is_left(tldr: Path) -> None:
-    for batch in ("batch3", "batch22"):
-        (tldr / "comparisons" / f"{batch}.json").unlink()
-    with pytest.raises(DataError, match=r"tldr: there are no pairs in it.*labels on CNN/DM articles': 2"):
-        load("tldr", tldr)
 
 
 # --- PRISM ------------------------------------------------------------------------------------------------------------
@@ -649,42 +505,20 @@ def conversation(number: int, kind: str, prompt: str) -> Row:
     return {"conversation_id": f"c{number}", "conversation_type": kind, "opening_prompt": prompt, "open_feedback": ""}
 
 
-CONVERSATIONS = [
-    conversation(0, "unguided", "Hello"),
-    conversation(1, "controversy guided", "  Should villages pay for light?\n"),
-    conversation(2, "values guided", "What is fair?"),
-    conversation(3, "values guided", "Should villages pay for light?"),
-    conversation(4, "values guided", " "),
-]
-
-
 @pytest.mark.parametrize("name", ["conversations.jsonl", "data/conversations.jsonl"])
 def test_prism_prompts_are_stripped_and_distinct_in_file_order(tmp_path: Path, name: str) -> None:
-    write_lines(tmp_path / name, CONVERSATIONS)
+    rows = [
+        conversation(0, "unguided", "Hello"),
+        conversation(1, "controversy guided", "  Should villages pay for light?\n"),
+        conversation(2, "values guided", "What is fair?"),
+        conversation(3, "values guided", "Should villages pay for light?"),
+        conversation(4, "values guided", " "),
+    ]
+    write(tmp_path / name, rows)
     assert prism_prompts(str(tmp_path)) == ["Should villages pay for light?", "What is fair?"]
     assert prism_prompts(str(tmp_path), kinds=["unguided"]) == ["Hello"]
-
-
-def test_prism_is_downloaded_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_lines(tmp_path / "conversations.jsonl", CONVERSATIONS)
-    calls = record_downloads(monkeypatch, tmp_path)
-    assert len(prism_prompts()) == 2
-    arguments = {"repo_type": "dataset", "revision": None, "allow_patterns": ["conversations.jsonl"]}
-    assert calls == [(("HannahRoseKirk/prism-alignment",), arguments)]
-
-
-def test_prism_reports_failed_downloads_unknown_kinds_and_bad_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_to_download)
-    with pytest.raises(DataError, match=r"into a folder and use prism_prompts\('FOLDER'\)"):
-        prism_prompts()
-    write_lines(tmp_path / "conversations.jsonl", CONVERSATIONS)
     with pytest.raises(DataError, match="no opening prompt of the kinds value_guided"):
         prism_prompts(str(tmp_path), kinds=["value_guided"])
-    write_lines(
-        tmp_path / "conversations.jsonl",
-        [CONVERSATIONS[0], conversation(1, "values guided", "") | {"opening_prompt": None}],
-    )
+    write(tmp_path / name, [rows[2], rows[3] | {"opening_prompt": None}])
     with pytest.raises(DataError, match="row 2: there is no text in opening_prompt"):
         prism_prompts(str(tmp_path))

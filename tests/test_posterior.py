@@ -5,16 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pluralign.theory.posterior import (
-    FACTORS,
-    ChoiceModel,
-    choice_log_likelihood,
-    choice_probability,
-    information_gain,
-    person_chances,
-    person_posterior,
-    predicted_choice,
-)
+from pluralign.theory import posterior
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 
@@ -22,28 +13,28 @@ WEIGHTS = np.array([0.5, 0.3, 0.2])
 def test_the_posterior_is_bayes_rule_over_all_choices() -> None:
     random = np.random.default_rng(0)
     difference, average, chose_a = random.normal(size=(6, 3)), random.normal(size=6), [1, 0, 0.5, 1, 0, 1]
-    model = ChoiceModel(people=0.7, slip=0.1, spread=0.5)
-    chance = person_chances(difference, average, WEIGHTS, 0.7, 0.3, model)
-    expected = np.zeros((4, len(FACTORS)))
+    model = posterior.ChoiceModel(people=0.7, slip=0.1, spread=0.5)
+    chance = posterior.person_chances(difference, average, WEIGHTS, 0.7, 0.3, model)
+    expected = np.zeros((4, len(posterior.FACTORS)))
     for h in range(4):
-        for t, factor in enumerate(FACTORS):
+        for t, factor in enumerate(posterior.FACTORS):
             likelihood = (0.7 * WEIGHTS[h] if h < 3 else 0.3) * model.factor_prior[t]
             for i, y in enumerate(chose_a):
                 z, s = (difference[i, h] / 0.7, 1 - 0.9 * 0.7) if h < 3 else (average[i], 0.1)
                 q = s / 2 + (1 - s) / (1 + math.exp(-z / factor))
                 likelihood *= q**y * (1 - q) ** (1 - y)
             expected[h, t] = likelihood
-    ll = choice_log_likelihood(chance, chose_a, 1 - np.array(chose_a))
-    found = person_posterior(ll, model.prior(WEIGHTS))
+    ll = posterior.choice_log_likelihood(chance, chose_a, 1 - np.array(chose_a))
+    found = posterior.person_posterior(ll, model.prior(WEIGHTS))
     assert found == pytest.approx(expected / expected.sum())
-    assert predicted_choice(chance, found) == pytest.approx([np.sum(one * found) for one in chance])
+    assert posterior.predicted_choice(chance, found) == pytest.approx([np.sum(one * found) for one in chance])
 
 
 def test_without_choices_the_posterior_is_the_prior() -> None:
-    prior = ChoiceModel(people=0.4).prior(WEIGHTS)
+    prior = posterior.ChoiceModel(people=0.4).prior(WEIGHTS)
     assert prior.sum() == pytest.approx(1)
     assert prior[:3].sum(axis=1) == pytest.approx(0.4 * WEIGHTS)
-    assert person_posterior(np.empty((0, 4, len(FACTORS))), prior) == pytest.approx(prior)
+    assert posterior.person_posterior(np.empty((0, 4, len(posterior.FACTORS))), prior) == pytest.approx(prior)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -51,41 +42,41 @@ def test_choices_cost_at_most_the_prior_of_the_average(seed: int) -> None:
     """Predicting each choice from the earlier ones: the total log loss is at most log 1/(1 − λ) above the average's."""
     random = np.random.default_rng(seed)
     difference, average = 3 * random.normal(size=(40, 3)), random.normal(size=40)
-    model = ChoiceModel(people=0.3, spread=0.0)
-    chance, prior = person_chances(difference, average, WEIGHTS, 1.0, 0.0, model), model.prior(WEIGHTS)
-    y = (random.random(40) < choice_probability(average)).astype(float)
-    ll, ours, alone = choice_log_likelihood(chance, y, 1 - y), 0.0, 0.0
+    model = posterior.ChoiceModel(people=0.3, spread=0.0)
+    chance, prior = posterior.person_chances(difference, average, WEIGHTS, 1.0, 0.0, model), model.prior(WEIGHTS)
+    y = (random.random(40) < posterior.choice_probability(average)).astype(float)
+    ll, ours, alone = posterior.choice_log_likelihood(chance, y, 1 - y), 0.0, 0.0
     for i in range(40):
-        p = predicted_choice(chance[[i]], person_posterior(ll[:i], prior))[0]
+        p = posterior.predicted_choice(chance[[i]], posterior.person_posterior(ll[:i], prior))[0]
         ours -= math.log(p if y[i] else 1 - p)
-        alone -= ll[i, -1, list(FACTORS).index(1.0)]
+        alone -= ll[i, -1, list(posterior.FACTORS).index(1.0)]
     assert ours <= alone + math.log(1 / 0.7) + 1e-9
 
 
 def test_without_an_average_reward_the_average_predicts_the_shares_of_the_ensemble() -> None:
     difference = np.random.default_rng(1).normal(size=(5, 3))
-    model = ChoiceModel(slip=1e-12)
-    chance = person_chances(difference, None, WEIGHTS, 0.5, 0.2, model)
-    middle = list(FACTORS).index(1.0)
-    assert chance[:, -1, middle] == pytest.approx(choice_probability(difference, 0.5, 0.2) @ WEIGHTS)
+    model = posterior.ChoiceModel(slip=1e-12)
+    chance = posterior.person_chances(difference, None, WEIGHTS, 0.5, 0.2, model)
+    middle = list(posterior.FACTORS).index(1.0)
+    assert chance[:, -1, middle] == pytest.approx(posterior.choice_probability(difference, 0.5, 0.2) @ WEIGHTS)
 
 
 def test_random_choices_are_slips_and_undecided_votes() -> None:
     certain = np.array([1e6])
-    assert choice_probability(certain, 1.0, slip=0.1) == pytest.approx(0.95)
-    assert choice_probability(certain, 1.0, undecided=0.4) == pytest.approx(0.8)
-    assert choice_probability(certain, 1.0, undecided=0.4, slip=0.1) == pytest.approx(1 - (1 - 0.6 * 0.9) / 2)
+    assert posterior.choice_probability(certain, 1.0, slip=0.1) == pytest.approx(0.95)
+    assert posterior.choice_probability(certain, 1.0, undecided=0.4) == pytest.approx(0.8)
+    assert posterior.choice_probability(certain, 1.0, undecided=0.4, slip=0.1) == pytest.approx(1 - (1 - 0.6 * 0.9) / 2)
 
 
 def test_the_most_informative_pair_is_the_one_on_which_likely_members_differ() -> None:
     chance = np.array([[0.9, 0.1, 0.5], [0.9, 0.9, 0.1], [0.5, 0.5, 0.5]])[:, :, None]
-    first = information_gain(chance, np.array([[0.49], [0.49], [0.02]]))
+    first = posterior.information_gain(chance, np.array([[0.49], [0.49], [0.02]]))
     assert first.argmax() == 0
     assert first[2] == 0
-    assert information_gain(chance, np.array([[0.5], [0.02], [0.48]])).argmax() == 1
+    assert posterior.information_gain(chance, np.array([[0.5], [0.02], [0.48]])).argmax() == 1
 
 
 def test_impossible_values_are_named() -> None:
-    assert ChoiceModel().problem() is None
-    assert "slip" in str(ChoiceModel(slip=0.0).problem())
-    assert "people" in str(ChoiceModel(people=1.5).problem())
+    assert posterior.ChoiceModel().problem() is None
+    assert "slip" in str(posterior.ChoiceModel(slip=0.0).problem())
+    assert "people" in str(posterior.ChoiceModel(people=1.5).problem())

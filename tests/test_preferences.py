@@ -1,12 +1,14 @@
 """PreferenceSet: distinct texts, exact votes, splits by prompt, files."""
 
+import itertools
 import json
+import sys
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from conftest import pairs_of
 from hypothesis import given
@@ -19,7 +21,6 @@ from pluralign.votes.prompts import Message, Prompt, PromptLike
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 chats = st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=1, max_size=3).map(tuple)
 prompts = st.one_of(texts, chats)
-tie_rules = st.sampled_from(["drop", "half"])
 
 
 @st.composite
@@ -31,18 +32,9 @@ def preference_sets(draw: st.DrawFn, tie_rule: str | None = None) -> PreferenceS
         "length": np.array([draw(st.integers(-5, 5)) for _ in rows]),
     }
     prompt, a, b, votes_a, votes_b, ties = zip(*rows, strict=True)
-    return PreferenceSet.from_columns(
-        prompt,
-        a,
-        b,
-        np.array(votes_a) + 1,
-        votes_b,
-        ties=ties,
-        tie_rule=tie_rule or draw(tie_rules),
-        columns=columns,
-        dropped={"tie votes": 2},
-        name="drawn",
-    )
+    options: dict[str, Any] = {"columns": columns, "dropped": {"tie votes": 2}, "name": "drawn"}
+    rule = tie_rule or draw(st.sampled_from(["drop", "half"]))
+    return PreferenceSet.from_columns(prompt, a, b, np.array(votes_a) + 1, votes_b, ties=ties, tie_rule=rule, **options)
 
 
 def rows(votes: PreferenceSet) -> list[tuple[Any, ...]]:
@@ -51,17 +43,12 @@ def rows(votes: PreferenceSet) -> list[tuple[Any, ...]]:
 
 def test_each_distinct_text_is_stored_once_in_order_of_first_appearance() -> None:
     votes = PreferenceSet.from_columns(["x", "x", "y"], ["B", "C", "B"], ["A", "B", "A"], [1, 1, 1], [1, 2, 3])
-    assert list(votes.prompts) == ["x", "y"]
-    assert list(votes.responses) == ["B", "A", "C"]
-    assert votes.prompt_index.tolist() == [0, 0, 1]
-    assert votes.a_index.tolist() == [0, 2, 0]
-    assert votes.b_index.tolist() == [1, 0, 1]
+    assert (list(votes.prompts), list(votes.responses)) == (["x", "y"], ["B", "A", "C"])
+    assert np.stack([votes.prompt_index, votes.a_index, votes.b_index]).tolist() == [[0, 0, 1], [0, 2, 0], [1, 0, 1]]
 
 
 @given(preference_sets())
 def test_saving_and_loading_gives_the_same_set(preferences: PreferenceSet) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "votes.parquet"
         preferences.save(path)
@@ -95,16 +82,10 @@ def test_concatenating_appends_rows(first: PreferenceSet, second: PreferenceSet)
     assert joined.dropped == {"tie votes": 4}
     assert joined[: len(first)] == first
     assert joined[len(first) :] == second
-
-
-def test_a_column_that_a_set_does_not_have_is_null_after_concatenation() -> None:
     plain = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
-    topical = PreferenceSet.from_columns(
-        ["x"], ["A"], ["B"], [1], [1], columns={"topic": np.array(["t"], dtype=object)}
-    )
-    assert concatenate([plain, topical]).columns["topic"].tolist() == [None, "t"]
+    assert concatenate([first, plain.with_ties("half")]).columns["topic"].tolist()[-1] is None, "a missing column"
     with pytest.raises(UsageError, match="the same tie rule"):
-        concatenate([plain, plain.with_ties("half")])
+        concatenate([first, plain])
 
 
 @given(preference_sets())
@@ -143,9 +124,7 @@ def test_a_chat_and_a_text_equal_to_its_json_are_two_prompts(tmp_path: Path) -> 
 def test_items_are_the_distinct_prompt_and_response_texts() -> None:
     votes = PreferenceSet.from_columns(["x", "x", "y"], ["A", "B", "A"], ["B", "C", "C"], [1] * 3, [1] * 3)
     items = votes.items()
-    texts = [
-        (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
-    ]
+    texts = list(zip(votes.prompts[items.prompt_index], votes.responses[items.response_index], strict=True))
     assert len(texts) == len(set(texts)) == 5
     assert [texts[i] for i in items.a] == [("x", "A"), ("x", "B"), ("y", "A")]
     assert [texts[i] for i in items.b] == [("x", "B"), ("x", "C"), ("y", "C")]
@@ -162,9 +141,8 @@ def test_the_fingerprint_keeps_its_value() -> None:
 
 
 def many_prompts(n: int, **options: Any) -> PreferenceSet:
-    return PreferenceSet.from_columns(
-        [f"prompt {i}" for i in range(n)], ["A"] * n, ["B"] * n, [1] * n, [1] * n, **options
-    )
+    names, ones = [f"prompt {i}" for i in range(n)], [1] * n
+    return PreferenceSet.from_columns(names, ["A"] * n, ["B"] * n, ones, ones, **options)
 
 
 def test_a_split_puts_no_prompt_on_both_sides_and_loses_no_pair() -> None:
@@ -185,20 +163,15 @@ def test_split_seeds_give_different_splits_and_hashes_look_uniform() -> None:
     assert set(many_prompts(500).split(seed=1)[1].prompts) != set(many_prompts(500).split(seed=2)[1].prompts)
     hashes = np.sort([Prompt(f"prompt {i}").hash() for i in range(2000)])
     assert np.abs(hashes - np.arange(2000) / 2000).max() < 1.95 / np.sqrt(2000), "Kolmogorov–Smirnov at 0.1 %"
+    assert Prompt("Should parents be allowed to opt out?").hash(0) == 0.9459847551717149, "on every machine"
 
 
-def test_the_prompt_hash_is_the_same_on_every_machine() -> None:
-    assert Prompt("Should parents be allowed to opt out?").hash(0) == 0.9459847551717149
-
-
-def test_an_official_split_is_used() -> None:
+def test_an_official_split_is_used_and_other_rows_are_split_by_hash() -> None:
     official = np.array(["train", "test", "validation", "train"], dtype=object)
     train, test = many_prompts(4, columns={"split": official}).split()
-    assert list(train.prompts) == ["prompt 0", "prompt 3"]
-    assert list(test.prompts) == ["prompt 1", "prompt 2"]
-
-
-def test_rows_without_an_official_split_are_split_by_hash() -> None:
+    assert (list(train.prompts), list(test.prompts)) == (["prompt 0", "prompt 3"], ["prompt 1", "prompt 2"])
+    one_sided = many_prompts(30, columns={"split": np.array(["train"] * 30, dtype=object)})
+    assert len(one_sided.split()[1].prompts) == 9, "a split with one side is not used"
     n = 400
     official = np.array(["train"] * 10 + [None] * (n - 10), dtype=object)
     votes = many_prompts(n, columns={"split": official})
@@ -220,30 +193,17 @@ def test_a_default_split_of_few_prompts_holds_out_up_to_twenty(n: int, held_out:
     assert len(many_prompts(n).split()[1].prompts) == held_out
 
 
-def test_an_official_split_with_one_side_is_not_used() -> None:
-    one_sided = many_prompts(30, columns={"split": np.array(["train"] * 30, dtype=object)})
-    assert len(one_sided.split()[1].prompts) == 9
-
-
 def test_one_prompt_cannot_be_split() -> None:
     with pytest.raises(DataError, match="a split by prompt needs two prompts, and there is one"):
         many_prompts(1).split()
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        many_prompts(5).split(0.0)
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        many_prompts(5).split(1.5)
+    for fraction in (0.0, 1.5):
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            many_prompts(5).split(fraction)
 
 
 def test_jsonl_holds_the_wide_layout(tmp_path: Path) -> None:
-    votes = PreferenceSet.from_columns(
-        [(Message("user", "Tea?"),)],
-        ["Yes."],
-        ["No."],
-        [3],
-        [2],
-        ties=[1],
-        columns={"topic": np.array(["hot"], object)},
-    )
+    prompt, columns = (Message("user", "Tea?"),), {"topic": np.array(["hot"], object)}
+    votes = PreferenceSet.from_columns([prompt], ["Yes."], ["No."], [3], [2], ties=[1], columns=columns)
     votes.save(tmp_path / "votes.jsonl")
     assert json.loads((tmp_path / "votes.jsonl").read_text()) == {
         "prompt": [{"role": "user", "content": "Tea?"}], "response_a": "Yes.", "response_b": "No.",
@@ -252,12 +212,11 @@ def test_jsonl_holds_the_wide_layout(tmp_path: Path) -> None:
 
 
 def test_parquet_stores_each_text_once(tmp_path: Path) -> None:
-    long = "word " * 2000
-    n = 300
-    votes = PreferenceSet.from_columns(["p"] * n, [long] * n, [f"short {i}" for i in range(n)], [1] * n, [1] * n)
-    votes.save(tmp_path / "votes.parquet")
-    assert (tmp_path / "votes.parquet").stat().st_size < 3 * len(long)
-    assert pq.read_table(tmp_path / "votes.parquet").column("response_a").to_pylist()[7] == long
+    long, ones = "word " * 2000, [1] * 300
+    PreferenceSet.from_columns(["p"] * 300, [long] * 300, [f"{i}" for i in range(300)], ones, ones).save(
+        tmp_path / "v.parquet"
+    )
+    assert (tmp_path / "v.parquet").stat().st_size < 3 * len(long)
 
 
 @pytest.mark.parametrize(
@@ -281,35 +240,17 @@ def test_invalid_arrays_are_refused(arrays: dict[str, Any], message: str) -> Non
         PreferenceSet.from_indices(**good | arrays)
 
 
-def test_other_parquet_files_are_refused_by_load(tmp_path: Path) -> None:
-    pq.write_table(many_prompts(3).to_table().replace_schema_metadata({}), tmp_path / "other.parquet")
-    with pytest.raises(DataError, match="not a file written by"):
-        PreferenceSet.load(tmp_path / "other.parquet")
-
-
 def test_a_million_pairs_are_processed_without_a_loop_over_pairs() -> None:
     """1M pairs over 1,000 texts take array operations only: a loop over pairs would make a million calls."""
-    n = 1_000_000
-    rng = np.random.default_rng(0)
-    a = rng.integers(0, 500, n)
-    votes = PreferenceSet.from_indices(
-        [f"p{i}" for i in range(100)], [f"r{i}" for i in range(1000)], rng.integers(0, 100, n), a, a + 500,
-        rng.integers(1, 5, n), rng.integers(0, 5, n),
-    )  # fmt: skip
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    import sys
-
-    sys.setprofile(count)
+    n, rng, calls = 1_000_000, np.random.default_rng(0), itertools.count()
+    a, prompt = rng.integers(0, 500, n), rng.integers(0, 100, n)
+    texts = [f"p{i}" for i in range(100)], [f"r{i}" for i in range(1000)]
+    votes = PreferenceSet.from_indices(*texts, prompt, a, a + 500, rng.integers(1, 5, n), rng.integers(0, 5, n))
+    sys.setprofile(lambda *_: next(calls))
     try:
         part = votes[votes.prob_a > 0.5]
         items = part.items()
     finally:
         sys.setprofile(None)
-    assert len(part) > 100_000
-    assert len(items.a) == len(part)
-    assert calls < 5_000
+    assert len(items.a) == len(part) > 100_000
+    assert next(calls) < 5_000

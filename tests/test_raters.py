@@ -39,33 +39,11 @@ def plain(votes: RaterVotes) -> Counter[tuple[str, str, str, int, float]]:
 
 def test_each_vote_keeps_its_rater_and_its_side() -> None:
     votes = load_rater_votes(ROWS, "worker")
-    assert plain(votes) == Counter(
-        {
-            ("Tea?", "Yes.", "No.", 0, 1.0): 1,
-            ("Rum?", "Yes.", "Never.", 1, 0.0): 1,
-            ("Tea?", "Yes.", "No.", 1, 0.0): 1,
-            ("Rum?", "Yes.", "Never.", 2, 1.0): 1,
-        }
-    )
-    assert votes.n_raters == 3
-    assert votes.without_rater == 1
+    tea, rum = ("Tea?", "Yes.", "No."), ("Rum?", "Yes.", "Never.")
+    assert plain(votes) == Counter([(*tea, 0, 1.0), (*rum, 1, 0.0), (*tea, 1, 0.0), (*rum, 2, 1.0)])
+    assert plain(load_rater_votes(ROWS, "worker", ties="half"))[(*tea, 2, 0.5)] == 1
+    assert (votes.n_raters, votes.without_rater) == (3, 1)
     np.testing.assert_array_equal(votes.preferences.prompts[votes.prompt], ["Tea?", "Rum?", "Tea?", "Rum?"])
-
-
-def test_fixed_shares_need_counts() -> None:
-    with pytest.raises(UsageError, match="--ties fixed is a rule for vote counts"):
-        load_rater_votes(ROWS, "worker", ties="fixed")
-
-
-def test_the_official_split_of_single_votes_can_be_ignored() -> None:
-    rows = [{**row, "split": "train"} for row in ROWS]
-    assert "split" in load_rater_votes(rows, "worker").preferences.columns
-    assert "split" not in load_rater_votes(rows, "worker", split="prompts").preferences.columns
-
-
-def test_ties_are_half_a_vote_where_ties_count() -> None:
-    votes = load_rater_votes(ROWS, "worker", ties="half")
-    assert plain(votes)["Tea?", "Yes.", "No.", 2, 0.5] == 1
 
 
 def test_the_pairs_are_those_of_load_preferences() -> None:
@@ -80,23 +58,19 @@ def test_votes_on_pairs_with_too_few_votes_are_dropped_with_the_pair() -> None:
     assert load_rater_votes(rows, "worker", min_votes=1).n_raters == 4
 
 
+def test_no_id_is_kept() -> None:
+    rows = [{**row, "rater": row["worker"], "topic": "drinks", "split": "train"} for row in ROWS]
+    votes = load_rater_votes(rows, "worker", split="prompts")
+    assert "secret" not in repr(votes) + json.dumps(list(votes.preferences.to_records()))
+    assert set(votes.preferences.columns) == {"topic"}, "the official split can be ignored"
+    assert set(load_preferences(rows).columns).isdisjoint({"rater"})
+
+
 def test_only_the_first_vote_of_a_rater_on_a_pair_may_count() -> None:
     rows = [*ROWS, vote("Tea?", "Yes.", "No.", "b", "secret-ann")]
     votes = load_rater_votes(rows, "worker", repeats="first")
     assert plain(votes) == plain(load_rater_votes(ROWS, "worker"))
     assert votes.preferences.votes_b.tolist() == load_preferences(ROWS).votes_b.tolist()
-
-
-def test_no_id_is_kept() -> None:
-    votes = load_rater_votes(ROWS, "worker")
-    assert "worker" not in votes.preferences.columns
-    assert "secret" not in repr(votes) + json.dumps(list(votes.preferences.to_records()))
-
-
-def test_a_column_named_rater_is_not_stored_with_the_pairs() -> None:
-    rows = [{**row, "rater": row["worker"], "topic": "drinks"} for row in ROWS]
-    assert set(load_rater_votes(rows, "worker").preferences.columns) == {"topic"}
-    assert "rater" not in load_preferences(rows).columns
 
 
 def test_ids_may_be_numbers_and_zero_is_an_id() -> None:
@@ -122,12 +96,12 @@ def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
         {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [2, 0, 1], "worker": "bob"},
     ]
     votes = load_rater_votes(rows, "worker")
-    assert plain(votes) == Counter(
-        {("Tea?", a, b, rater, float(chose)): 1
-         for rater, order in enumerate(["A.B.C.", "C.A.B."])
-         for a, b in (("A.", "B."), ("A.", "C."), ("B.", "C."))
-         for chose in [order.index(a) < order.index(b)]}
-    )  # fmt: skip
+    expected = [
+        ("Tea?", a, b, rater, float(order.index(a) < order.index(b)))
+        for rater, order in enumerate(["A.B.C.", "C.A.B."])
+        for a, b in (("A.", "B."), ("A.", "C."), ("B.", "C."))
+    ]
+    assert plain(votes) == Counter(expected)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +120,22 @@ def test_unknown_raters_are_refused_with_a_remedy(
         load_rater_votes(str(write_jsonl(rows)), column)
 
 
-def test_saved_sets_and_known_sets_have_no_raters(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "column", "options", "message"),
+    [
+        (ROWS, "worker", {"ties": "fixed"}, "--ties fixed is a rule for vote counts"),
+        ("demo:40", "worker", {}, "the rater column of demo is 'rater', not 'worker'"),
+        ("multipref", "worker", {}, "vote counts per pair, without raters; give one row per vote"),
+        ("saved.parquet", "worker", {}, "vote counts per pair, without raters; give one row per vote"),
+    ],
+)
+def test_sources_and_rules_without_raters_are_refused(
+    source: Any, column: str, options: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     load_preferences(ROWS).save(tmp_path / "saved.parquet")
-    for source in (tmp_path / "saved.parquet", "multipref"):
-        with pytest.raises(DataError, match="vote counts per pair, without raters; give one row per vote"):
-            load_rater_votes(source, "worker")
+    with pytest.raises((DataError, UsageError), match=message):
+        load_rater_votes(source, column, **options)
 
 
 def test_people_of_the_town_hall_vote_as_their_tastes_say() -> None:
@@ -160,15 +145,9 @@ def test_people_of_the_town_hall_vote_as_their_tastes_say() -> None:
     np.add.at(of_pair[0], votes.pair, votes.chose_a)
     np.add.at(of_pair[1], votes.pair, 1 - votes.chose_a)
     np.testing.assert_array_equal(of_pair, (hall.preferences.votes_a, hall.preferences.votes_b))
+    assert load_rater_votes("demo:40", "rater").preferences == load_preferences("demo:40")
     # each rater's votes are those of one person, whoever it is
     truth = hall.annotator_votes(range(30))
     for rater in range(votes.n_raters):
         mine = votes.rater == rater
         assert (truth[votes.pair[mine]] == votes.chose_a[mine, None]).all(axis=0).any()
-
-
-def test_the_town_hall_calls_its_column_rater() -> None:
-    votes = load_rater_votes("demo:40", "rater")
-    assert votes.preferences == load_preferences("demo:40")
-    with pytest.raises(UsageError, match="the rater column of demo is 'rater', not 'worker'"):
-        load_rater_votes("demo:40", "worker")

@@ -55,8 +55,7 @@ def test_a_recipe_matches_the_paper(name: str) -> None:
     found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
     assert found == TABLE_1[name]
     assert recipe.fit == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}
-    assert recipe.finetune["epochs"] == 1
-    assert recipe.finetune["fresh_head"]
+    assert (recipe.finetune["epochs"], recipe.finetune["fresh_head"]) == (1, True)
     assert 1e-5 <= recipe.finetune["learning_rate"] <= 5e-5
     assert recipe.finetune["batch_size"] <= 512
     assert (recipe.generate["limit"], recipe.generate["n"]) == (50, 100)
@@ -89,18 +88,13 @@ def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
             assert values["prompts"] == ("OUT/ensemble" if name in ("tldr", "votes.jsonl") else "prism")
 
 
-def test_the_launch_with_fsdp_has_the_settings_of_the_shipped_file() -> None:
+def test_the_launch_with_fsdp_has_the_settings_of_the_shipped_file(tmp_path: Path) -> None:
     words = dict(itertools.pairwise(load_hardware("fsdp").launch))
     text = (Path(__file__).parents[1] / "configs" / "accelerate_fsdp.yaml").read_text()
     settings = re.findall(r"(?:^  (fsdp_\w+)|^(mixed_precision)): (\w+)$", text, flags=re.M)
     assert len(settings) == 7
-    assert {first or second: words[f"--{first or second}"] for first, second, _ in settings} == {
-        first or second: value for first, second, value in settings
-    }
-
-
-def test_other_hardware_comes_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "large.toml"
+    assert all(words[f"--{first or second}"] == value for first, second, value in settings)
+    file = tmp_path / "large.toml"  # other hardware comes from a file
     file.write_text('about = "one GPU of 141 GB"\n[finetune]\noptimizer = "soap"\n')
     assert load_hardware(str(file)).finetune == {"optimizer": "soap"}
     file.write_text("[finetune]\n")
@@ -112,7 +106,6 @@ def test_the_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> N
     reading = ["--rename", "prompt=question", "--ties", "half", "--skip-bad", "--min-votes", "3"]
     arguments = ["reproduce", "votes.jsonl", "--dry-run", "-o", str(tmp_path / "out"), "--hardware", "lora", *reading]
     shown = run(*arguments)
-    assert shown.returncode == 0, shown.stderr
     steps = json.loads(run(*arguments, "--json").stdout)["own"]["steps"]
     for step in steps:
         assert shlex.join(step["command"]) in " ".join(shown.stdout.split())
@@ -126,6 +119,7 @@ def test_the_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> N
 def test_the_dry_run_of_all_has_copies_and_prompts(tmp_path: Path) -> None:
     (tmp_path / "multipref").mkdir()
     arguments = ["reproduce", f"all:{tmp_path}", "--dry-run", "--prompts", "prism:here", "-o", "paper"]
+    assert run("reproduce", "tldr").stderr.startswith("pluralign: name a folder with -o, or use --dry-run")
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"pluralign: {tmp_path / 'personalllm'}: there is no such folder; all:FOLDER needs")
@@ -157,12 +151,6 @@ def test_bad_usage_is_one_sentence(given: dict[str, Any], sentence: str, tmp_pat
         reproduce(**{"name": "multipref", "folder": tmp_path / "out", **given})
 
 
-def test_the_command_needs_a_folder() -> None:
-    done = run("reproduce", "tldr")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pluralign: name a folder with -o, or use --dry-run to see what would be done.\n"
-
-
 def test_votes_are_compared_with_the_row_of_the_paper() -> None:
     votes = PreferenceSet.from_columns(
         ["a", "b", "b", "c"], ["1", "2", "3", "4"], ["5", "6", "7", "8"], [3, 1, 2, 0], [1, 1, 2, 4], ties=[0, 2, 0, 0],
@@ -170,15 +158,13 @@ def test_votes_are_compared_with_the_row_of_the_paper() -> None:
     )  # fmt: skip
     here = {figure.name: figure.here for figure in compare_table(load_recipe("multipref"), votes)}
     share = (3 / 4 + 1 / 4 + 2 / 4 + 4 / 4) / 4  # ties in the denominator
-    assert here == {"training pairs": 3, "training prompts": 2, "test prompts": 1, "annotators per pair": 4.0} | {
-        "majority share": share
-    }
+    counts = {"training pairs": 3, "training prompts": 2, "test prompts": 1, "annotators per pair": 4.0}
+    assert here == counts | {"majority share": share}
     without = {figure.name: figure for figure in compare_table(load_recipe("helpsteer2"), votes)}
     assert without["responses"].here == 8
     assert without["majority share"].here == (3 / 4 + 1 / 2 + 2 / 4 + 4 / 4) / 4
-    assert [figure.name for figure in compare_table(load_recipe("multipref"), votes) if figure.close] == [
-        "annotators per pair", "majority share"
-    ]  # fmt: skip
+    close = [figure.name for figure in compare_table(load_recipe("multipref"), votes) if figure.close]
+    assert close == ["annotators per pair", "majority share"]
     assert all(figure.paper is None and not figure.close for figure in compare_table(load_recipe("own"), votes))
 
 
@@ -210,13 +196,10 @@ def given(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_rehearsal_runs_from_votes_to_report(rehearsed: Path) -> None:
-    printed = json.loads((rehearsed / "printed.json").read_text())
-    assert printed["tiny"]
-    one = printed["experiments"]["multipref"]
+    one = json.loads((rehearsed / "printed.json").read_text())["experiments"]["multipref"]
     assert one["skipped"] == []
     assert [stage["k"] for stage in one["history"]] == [1, 2]
     record = json.loads((rehearsed / RECORD_FILE).read_text())
-    assert record["seconds"] == one["seconds"]
     assert list(record["results"]) == STEPS
     ensemble = json.loads((rehearsed / "ensemble" / "ensemble.json").read_text())
     assert ensemble["facts"]["baselines"]["floor"]["brier"] == one["floor"]
@@ -225,27 +208,20 @@ def test_a_rehearsal_runs_from_votes_to_report(rehearsed: Path) -> None:
     assert one["members_below_floor"] == (below[0] if below else None)
     assert (one["candidates"]["lines"], one["candidates"]["responses"]) == (4, 20)
     assert one["tau"][0][1] == pytest.approx(one["mean_tau"])
-    page = (rehearsed / "report.html").read_text()
-    assert "MultiPref (rehearsal)" in page
-    assert "pluralign generate" in page
+    assert "MultiPref (rehearsal)" in (rehearsed / "report.html").read_text()
 
 
 def test_a_finished_run_repeats_only_steps_whose_product_is_missing(rehearsed: Path) -> None:
-    before = (rehearsed / "candidates.jsonl").read_bytes()
+    files = [rehearsed / "candidates.jsonl", *(path for path in (rehearsed / "rehearsal").rglob("*") if path.is_file())]
+    before = {path: path.read_bytes() for path in files}
     (rehearsed / "report.html").unlink()
     announced: list[str] = []
     again = reproduce("multipref", rehearsed, tiny=True, announce=announced.append).experiments["multipref"]
     assert again.skipped == STEPS[:-1]
     assert [step.split(":")[0] for step in announced] == ["report"]
     assert (rehearsed / "report.html").is_file()
-    assert (rehearsed / "candidates.jsonl").read_bytes() == before
     printed = json.loads((rehearsed / "printed.json").read_text())
     assert [asdict(row) for row in again.history] == printed["experiments"]["multipref"]["history"]
-
-
-def test_a_folder_of_another_run_is_rejected_and_keeps_its_votes(rehearsed: Path) -> None:
-    files = [path for path in (rehearsed / "rehearsal").rglob("*") if path.is_file()]
-    before = {path: path.read_bytes() for path in files}
     for name, seed in (("multipref", 1), ("tldr", 0)):
         with pytest.raises(UsageError, match="holds another run; name a new folder"):
             reproduce(name, rehearsed, tiny=True, seed=seed)
@@ -299,7 +275,6 @@ def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
     done = run("reproduce", path, "--tiny", "-o", out, *reading)
     assert done.returncode == 0, done.stderr
     assert "few votes and a tiny model" in done.stdout
-    assert "annotators per pair" in done.stdout
     assert "matches the paper" not in done.stdout
     assert list(json.loads((out / RECORD_FILE).read_text())["results"]) == STEPS
     sample = PreferenceSet.load(out / "rehearsal" / "votes.parquet")
@@ -319,9 +294,6 @@ def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsed: Pat
         assert (len(one["history"]), one["candidates"]["lines"]) == (2, 4)
         assert one["skipped"] == (STEPS if name == "multipref" else [])
         assert Path(one["report"]) == rehearsed.parent / name / "report.html"
-    assert [Path(path).name for path in results["figures"]] == [
-        "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"
-    ]  # fmt: skip
     for number in (2, 3):
         drawn = (rehearsed.parent / f"figure{number}.svg").read_text()
         assert all(f"{load_recipe(name).title} (rehearsal)" in drawn for name in RECIPES)

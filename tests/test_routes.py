@@ -20,9 +20,10 @@ from served import HELLO, TEXTS, Client, Writer, pair, running
 from pluralign import PreferenceSet, RewardEnsemble, UsageError, create_app
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import FitRecord
+from pluralign.server.app import FiniteJSONResponse
 from pluralign.server.chat import NAMES_SHOWN, REFUSED
-from pluralign.server.errors import FiniteJSONResponse
-from pluralign.server.limits import Limits, ServeOptions
+from pluralign.server.limits import Limits
+from pluralign.server.options import ServeOptions
 from pluralign.server.schemas import ChatRequest, Turn
 from pluralign.text.options import RemoteOptions
 from pluralign.theory.social_choice import borda, pairwise_support

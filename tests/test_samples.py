@@ -26,9 +26,7 @@ def moved(llama: Path) -> Policy:
     """A policy with a random adapter."""
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
     policy = Policy(str(llama))
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
-    )
+    config = peft.LoraConfig("CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         policy.model = peft.get_peft_model(policy.model, config).eval()

@@ -1,5 +1,6 @@
 """``fit`` and ``prune`` replace no ensemble of other data by mistake, and leave files of others alone."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(fitted: Path, tmp_path: Path) -> Path:
-    for name, data in files_of(fitted).items():
-        (tmp_path / "x").mkdir(exist_ok=True)
-        (tmp_path / "x" / name).write_bytes(data)
-    return tmp_path / "x"
+    return shutil.copytree(fitted, tmp_path / "x")
 
 
 def test_the_same_fit_may_be_repeated(copy: Path) -> None:

@@ -70,8 +70,8 @@ def test_swapping_a_and_b_keeps_the_weights(seed: int) -> None:
 @pytest.mark.parametrize("column", [np.zeros(30), np.ones(30), np.full(30, 0.5)])
 def test_constant_and_single_members_work(column: np.ndarray) -> None:
     v, p = votes_and_target(0, n=30, k=3)
-    a = simplex_least_squares(np.column_stack([v, column]), p)
-    assert optimality_gap(np.column_stack([v, column]), p, a) < 5e-8
+    v = np.column_stack([v, column])
+    assert optimality_gap(v, p, simplex_least_squares(v, p)) < 5e-8
     assert simplex_least_squares(column[:, None], p).tolist() == [1.0]
     np.testing.assert_allclose(simplex_least_squares(np.column_stack([column] * 4), p), [0.25] * 4, atol=1e-6)
 
@@ -92,16 +92,12 @@ def test_weights_and_undecided_share_equal_an_ensemble_with_opposite_members(see
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1, abs=1e-12)
     r = np.random.default_rng(seed).integers(0, 2, len(v)).astype(float)
-    explicit = np.append((1 - u) * weights, [u / 2, u / 2])
+    explicit, columns = np.append((1 - u) * weights, [u / 2, u / 2]), np.column_stack([v, np.full(len(v), 0.5)])
     np.testing.assert_allclose(np.column_stack([v, r, 1 - r]) @ explicit, u / 2 + (1 - u) * (v @ weights), atol=1e-12)
-    best = error(np.column_stack([v, np.full(len(v), 0.5)]), p, np.append((1 - u) * weights, u))
+    best = error(columns, p, np.append((1 - u) * weights, u))
     for other in np.random.default_rng(1).dirichlet(np.ones(k + 1), 30):
-        assert best <= error(np.column_stack([v, np.full(len(v), 0.5)]), p, other) + 5e-8
+        assert best <= error(columns, p, other) + 5e-8
     assert best <= np.mean((p - 0.5) ** 2) + 5e-8, "never worse than a constant ½"
-
-
-def test_without_an_undecided_share_the_weights_are_those_of_the_paper() -> None:
-    v, p = votes_and_target(3)
     weights, u = weights_and_undecided(v, p, undecided=False)
     assert u == 0
     np.testing.assert_array_equal(weights, simplex_least_squares(v, p))

@@ -15,7 +15,7 @@ from served import Writer
 
 from pluralign import PreferenceSet, answer, town_hall
 from pluralign.answering import gate as gates
-from pluralign.answering.answer import choose
+from pluralign.answering.answer import DRAFTS, choose
 from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.slate import (

@@ -74,24 +74,19 @@ def test_printed_loss_averaged_over_both_orders_is_the_symmetric_loss_plus_a_qua
     np.testing.assert_allclose((as_given[1] + other_way[1]) / 2, symmetric[1], atol=1e-12)
 
 
-def test_the_symmetric_loss_does_not_depend_on_the_order_within_pairs() -> None:
-    for seed in range(5):
-        difference, prob_a = people(seed)
-        *_, one = stages(difference, prob_a, 4, l2=0.03)
-        *_, other = stages(*swapped(difference, prob_a, seed), 4, l2=0.03)
-        np.testing.assert_allclose(other.theta, one.theta, atol=1e-3)
-        np.testing.assert_allclose(other.weights, one.weights, atol=1e-5)
-
-
-def test_printed_loss_depends_on_the_order_within_pairs() -> None:
-    for seed in range(5):
-        difference, prob_a = people(seed)
-        *_, one = stages(difference, prob_a, 2, l2=0.03, variant="printed")
-        *_, other = stages(*swapped(difference, prob_a, seed), 2, l2=0.03, variant="printed")
-        np.testing.assert_allclose(
-            other.theta[:, 0], one.theta[:, 0], atol=1e-4
-        )  # the first member is always symmetric
-        assert np.abs(other.theta[:, 1] - one.theta[:, 1]).max() > 0.02
+@pytest.mark.parametrize("seed", range(5))
+def test_only_the_printed_loss_depends_on_the_order_within_pairs(seed: int) -> None:
+    difference, prob_a = people(seed)
+    cases: tuple[tuple[Variant, int], ...] = (("symmetric", 4), ("printed", 2))
+    for variant, k in cases:
+        *_, one = stages(difference, prob_a, k, l2=0.03, variant=variant)
+        *_, other = stages(*swapped(difference, prob_a, seed), k, l2=0.03, variant=variant)
+        np.testing.assert_allclose(other.theta[:, 0], one.theta[:, 0], atol=1e-4)  # the first is always symmetric
+        if variant == "symmetric":
+            np.testing.assert_allclose(other.theta, one.theta, atol=1e-3)
+            np.testing.assert_allclose(other.weights, one.weights, atol=1e-5)
+        else:
+            assert np.abs(other.theta[:, 1] - one.theta[:, 1]).max() > 0.02
 
 
 # --- votes and weights ------------------------------------------------------------------------------------------------
@@ -119,6 +114,16 @@ def test_weights_are_optimal_for_hard_votes() -> None:
     votes = hard_votes(difference, theta)
     np.testing.assert_allclose(prob_hat, votes @ weights, atol=1e-12)
     assert optimality_gap(votes, prob_a, weights) < 1e-6
+
+
+@given(st.integers(0, 1000), st.integers(0, 3))
+def test_a_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) -> None:
+    difference, prob_a = people(seed)
+    theta = np.random.default_rng(seed).standard_normal((4, 4))
+    _, once = solve_weights(difference, theta, prob_a)
+    weights, twice = solve_weights(difference, theta[:, [0, 1, 2, 3, copied]], prob_a)
+    np.testing.assert_allclose(np.mean((twice - prob_a) ** 2), np.mean((once - prob_a) ** 2), atol=1e-7)
+    assert weights[copied] == pytest.approx(weights[4], abs=1e-5)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------

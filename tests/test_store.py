@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.errors import DataError
+from pluralign.core.json_values import from_json
 from pluralign.text import store
 from pluralign.text.encoders import HashingEncoder, VectorCache, encode, vector_key
 from pluralign.text.features import TextFeatures
@@ -126,7 +127,7 @@ def test_a_file_that_does_not_describe_features_raises_data_error(folder: Path, 
 def test_the_description_survives_a_round_trip_through_json(folder: Path) -> None:
     described = read_features_file(folder)
     assert (described.rows, described.shards, described.precision) == (len(TEXTS), 3, "float32")
-    assert store.FeaturesFile.from_json(described.to_json()) == described
+    assert from_json(store.FeaturesFile, described.to_json()) == described
 
 
 def test_the_error_names_a_missing_shard(folder: Path) -> None:

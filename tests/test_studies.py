@@ -28,11 +28,6 @@ def test_spreads_are_means_and_standard_deviations_per_size() -> None:
     assert np.isnan(next(stability.spreads("splits", scores[:1])).ratio_sd)
 
 
-def test_options_are_read_as_json_or_text() -> None:
-    read = stability.read_options(["target=votes", "max_disagreement=0.45", "undecided=false"])
-    assert read == {"target": "votes", "max_disagreement": 0.45, "undecided": False}
-
-
 def test_an_ensemble_has_no_distance_from_itself_and_some_from_its_opposite(
     ensemble: RewardEnsemble, held_out: HeldOutVotes
 ) -> None:

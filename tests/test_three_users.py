@@ -20,17 +20,13 @@ from pluralign import PreferenceSet, RewardEnsemble, town_hall
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import load_held_out
 
-COLUMNS = {
-    "prompt": "question",
-    "response_a": "answer_1",
-    "response_b": "answer_2",
-    "votes_a": "for_1",
-    "votes_b": "for_2",
-}
-"""Their names for our columns."""
-RENAME = [word for ours, theirs in COLUMNS.items() for word in ("--rename", f"{ours}={theirs}")]
-FAST = ["--encoder", "none", "--k", "2", "--target", "mixture"]
 FAST_OPTIONS: dict[str, Any] = {"encoder": "none", "k": 2, "target": "mixture"}
+FAST = [word for name, value in FAST_OPTIONS.items() for word in (f"--{name}", str(value))]
+OURS = ("prompt", "response_a", "response_b", "votes_a", "votes_b")
+COLUMNS = dict(zip(OURS, ("question", "answer_1", "answer_2", "for_1", "for_2"), strict=True))
+"""Their names for our columns."""
+VERDICTS = ("Better than", "Not significantly different from", "Worse than")
+RENAME = [word for ours, theirs in COLUMNS.items() for word in ("--rename", f"{ours}={theirs}")]
 
 
 def write_csv(votes: PreferenceSet, path: Path) -> Path:
@@ -70,15 +66,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_engineer_learns_which_columns_to_rename(work: Path) -> None:
+def test_engineer_gets_the_exact_rename_line_and_inspects_the_votes(work: Path) -> None:
     done = run("inspect", work / "votes.csv")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "question, answer_1, answer_2, for_1, for_2" in done.stderr
-    assert "--rename" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_engineer_inspects_the_votes(work: Path) -> None:
+    for flag in ("prompt=question", "response_a=answer_1", "response_b=answer_2"):
+        assert f"--rename {flag}" in done.stderr
     found = json_of("inspect", work / "votes.csv", *RENAME)
     assert (found["pairs"], found["prompts"], found["votes_per_pair"]) == (640, 80, 5)
 
@@ -97,13 +89,9 @@ def test_evaluating_on_the_training_file_gives_the_figures_of_fit(work: Path) ->
     left_out = f"Left out {found['left_out']['prompts']} prompts ({found['left_out']['pairs']} pairs)"
     assert left_out in done.stderr
     assert "--all" in done.stderr
-
-
-def test_all_prompts_give_scores_that_are_too_good(work: Path) -> None:
-    fitted = json.loads((work / "fit.json").read_text())
     leaked = json_of("evaluate", work / "ensemble", work / "votes.csv", *RENAME, "--group", "length", "--all")
     assert leaked["pairs"] == 640
-    assert leaked["test"]["brier_corrected"] < fitted["test"]["brier_corrected"]
+    assert leaked["test"]["brier_corrected"] < fitted["test"]["brier_corrected"], "scores that are too good"
 
 
 def test_fit_and_evaluate_start_with_the_same_main_number_and_verdict(work: Path) -> None:
@@ -111,16 +99,14 @@ def test_fit_and_evaluate_start_with_the_same_main_number_and_verdict(work: Path
     figures = json.loads((work / "fit.json").read_text())["test"]
     low, high = figures["interval"]["low"], figures["interval"]["high"]
     assert f"Main number: corrected Brier score {figures['brier_corrected']:.4f} [{low:.4f}, {high:.4f}]" in shown
-    assert sum(words in shown for words in ("Better than", "Not significantly different from", "Worse than")) == 1
+    assert sum(words in shown for words in VERDICTS) == 1
     assert shown.index("Main number") < shown.index("Next: ") < shown.index("Brier  ")
-
-
-def test_engineer_writes_a_report(work: Path) -> None:
     output("report", work / "ensemble", "-o", work / "report.html")
     page = (work / "report.html").read_text()
-    figures = json.loads((work / "fit.json").read_text())["test"]
     assert f"{figures['brier_corrected']:.4f}" in page
-    assert "pluralign fit" in page
+    names = [card["name"] for card in json_of("profile", work / "ensemble")["members"]]
+    assert len(set(names)) == len(names)
+    assert "Close to the average" not in page + output("profile", work / "ensemble")
 
 
 def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path: Path) -> None:
@@ -137,34 +123,10 @@ def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path
 
 def test_eight_prompts_give_no_interval_and_no_verdict(tmp_path: Path) -> None:
     shown = output("fit", write_csv(prompts_only(8), tmp_path / "v.csv"), *RENAME, "-o", tmp_path / "e", *FAST)
-    assert "Main number: corrected Brier score" in shown
-    main = shown.split("Main number: ")[1].split("\n")[0]
-    assert "[" not in main
+    assert "[" not in shown.split("Main number: ")[1].split("\n")[0]
     assert "No verdict: " in shown
     assert "Next: collect votes on more prompts: at least 20 for testing." in shown
-    for verdict in ("Better than", "Not significantly different from", "Worse than"):
-        assert verdict not in shown
-
-
-@pytest.mark.parametrize("prompts", [2, 3, 13])
-def test_a_set_of_few_prompts_fits(prompts: int) -> None:
-    ensemble = pluralign.fit(prompts_only(prompts), **FAST_OPTIONS)
-    data = ensemble.record.data
-    assert data is not None
-    assert data.train_prompts + data.test_prompts == prompts
-    assert min(data.train_prompts, data.test_prompts) >= 1
-
-
-def test_twenty_five_prompts_are_told_to_use_folds_and_folds_give_an_interval(tmp_path: Path) -> None:
-    votes = write_csv(prompts_only(25), tmp_path / "votes.csv")
-    plain = output("fit", votes, *RENAME, "-o", tmp_path / "plain", *FAST)
-    assert "No verdict: " in plain
-    assert "Next: fit with --folds 5, which tests each of the 25 prompts once." in plain
-    folds = output("fit", votes, *RENAME, "-o", tmp_path / "folds", *FAST, "--folds", "5")
-    main = folds.split("Main number: ")[1].split("\n")[0]
-    assert "[" in main
-    assert "on 25 held-out prompts" in main
-    assert "No verdict" not in folds
+    assert not any(verdict in shown for verdict in VERDICTS)
 
 
 def test_three_votes_per_pair_are_not_compared_with_the_floor(tmp_path: Path) -> None:
@@ -189,30 +151,21 @@ def served(work: Path) -> Iterator[Client]:
         yield client
 
 
-def test_openai_client_gets_an_answer_to_a_held_out_prompt(served: Client, work: Path) -> None:
+def test_openai_client_gets_an_answer_or_learns_why_there_is_none(served: Client, work: Path) -> None:
     question = load_held_out(work / "ensemble").preferences
-    prompt, message = str(question.prompts[0]), {"role": "user", "content": str(question.prompts[0])}
-    responses = {str(question.responses[i]) for i in question.a_index[question.prompt_index == 0]}
-    responses |= {str(question.responses[i]) for i in question.b_index[question.prompt_index == 0]}
-    names = [model.id for model in served.openai.models.list()]
-    assert "town:consensus" in names
-    completion = served.openai.chat.completions.create(model="town:consensus", messages=[message])  # type: ignore[list-item]
-    assert completion.choices[0].message.content in responses, prompt
-
-
-def test_openai_client_chooses_among_its_own_candidates(served: Client) -> None:
-    candidates = ["Yes, with a pilot first.", "No."]
-    completion = served.openai.chat.completions.create(
-        model="town:consensus",
-        messages=[{"role": "user", "content": "Should we plant trees?"}],
-        extra_body={"candidates": candidates},
-    )
-    assert completion.choices[0].message.content in candidates
-
-
-def test_openai_client_learns_why_an_unknown_question_has_no_answer(served: Client) -> None:
+    of_first = question.prompt_index == 0
+    responses = set(question.responses[[*question.a_index[of_first], *question.b_index[of_first]]])
+    create: Any = served.openai.chat.completions.create
+    asked = {"model": "town:consensus", "messages": [{"role": "user", "content": str(question.prompts[0])}]}
+    assert asked["model"] in [model.id for model in served.openai.models.list()]
+    assert create(**asked).choices[0].message.content in responses
+    own = ["Yes, with a pilot first.", "No."]
+    assert create(**asked, extra_body={"candidates": own}).choices[0].message.content in own
     with pytest.raises(openai.BadRequestError, match="start the server with --model or --base-url"):
-        served.openai.chat.completions.create(model="town", messages=[{"role": "user", "content": "A new question?"}])
+        create(model="town", messages=[{"role": "user", "content": "A new question?"}])
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        create(**asked, tools=[{"type": "function", "function": {"name": "f"}}], extra_body={"candidates": own})
+    assert served.send("/health")[0] == 200
 
 
 def test_the_server_compares_as_python_does(served: Client, work: Path) -> None:
@@ -247,48 +200,5 @@ def test_researcher_evaluates_on_the_votes_of_the_fit_and_gets_its_figures(
     leaked = pluralign.evaluate(fitted, votes, groups=[], all_prompts=True)
     assert leaked.left_out.pairs == 0
     assert leaked.test.brier_corrected < result.test.brier_corrected
-
-
-def test_researcher_gets_no_figures_on_training_prompts_alone(votes: PreferenceSet, fitted: RewardEnsemble) -> None:
-    train, _ = votes.split()
     with pytest.raises(pluralign.DataError, match="were used for training, so scores would be too good"):
-        pluralign.evaluate(fitted, train)
-
-
-def test_members_without_significant_differences_are_called_by_their_number(work: Path) -> None:
-    output("report", work / "ensemble", "-o", work / "named.html")
-    shown = output("profile", work / "ensemble") + (work / "named.html").read_text()
-    assert "Close to the average" not in shown
-    names = [card["name"] for card in json_of("profile", work / "ensemble")["members"]]
-    assert len(set(names)) == len(names)
-    assert all(name.startswith(("Prefers", "Cares less", "Likes", "Member ")) for name in names)
-
-
-def test_engineer_gets_the_exact_rename_line(work: Path) -> None:
-    sentence = run("inspect", work / "votes.csv").stderr
-    for flag in ("prompt=question", "response_a=answer_1", "response_b=answer_2"):
-        assert f"--rename {flag}" in sentence
-
-
-def test_researcher_fits_a_dataframe_and_a_list_of_dicts(fitted: RewardEnsemble) -> None:
-    import pandas as pd  # type: ignore[import-untyped]
-
-    rows = list(prompts_only(80).to_records())
-    for source in (rows, pd.DataFrame(rows)):
-        own = pluralign.fit(source, **FAST_OPTIONS).record.evaluation
-        assert own is not None
-        assert fitted.record.evaluation is not None
-        assert own.test.brier == pytest.approx(fitted.record.evaluation.test.brier)
-
-
-def test_product_engineer_finds_health_and_hears_about_unsupported_fields(served: Client) -> None:
-    assert served.send("/health")[0] == 200
-    body = {
-        "model": "town:consensus",
-        "messages": [{"role": "user", "content": "Trees?"}],
-        "candidates": ["Yes.", "No."],
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-    }
-    status, _, content = served.send("/v1/chat/completions", body)
-    assert status == 400
-    assert b"tools" in content
+        pluralign.evaluate(fitted, votes.split()[0])

@@ -1,4 +1,4 @@
-"""Attention pooling trained on the votes: used only if validation prompts say so, saved, resumed and exported."""
+"""Attention pooling trained on the votes: used only if validation says so, saved, exported, and as in its formula."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tiny import camp_votes, write_sentence_encoder
 
@@ -17,18 +18,25 @@ from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling
+from pluralign.learning import trained_pooling as attention
 from pluralign.learning import tuned as tuning
-from pluralign.learning.backbone import attention
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
+from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FitOptions
 from pluralign.learning.task import FitTask
+from pluralign.learning.trained_pooling import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
 from pluralign.measuring.certificate import certify
 from pluralign.measuring.evaluate import evaluate
-from pluralign.publishing.export import export
+from pluralign.publishing.export import describe_reader, export
+from pluralign.publishing.standalone import reward_model
+from pluralign.text import bert
+from pluralign.text.encoders import load_encoder
 from pluralign.text.features import TextFeatures
-from pluralign.text.pooling import ATTENTION_FILE
+from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attention
+from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.surface import NAMES
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -39,7 +47,7 @@ QUICK: dict[str, Any] = {"k": 2, "pooling": "attention", "surface": False, "laye
 def quick_training() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"EPOCHS": 10, "LEARNING_RATE": 1e-2, "BATCH": 32}.items():
-            patch.setattr(attention, name, value)
+            patch.setattr(trained_pooling, name, value)
         yield
 
 
@@ -117,12 +125,12 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((attention, "_of_networks"), (tuning, "fit_tuned_members")):
+    for target, name in ((trained_pooling, "_of_networks"), (tuning, "fit_tuned_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
                 fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
-    monkeypatch.setattr(attention, "train_attention", breaks)
+    monkeypatch.setattr(trained_pooling, "train_attention", breaks)
     resumed = fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
     whole = RewardEnsemble.load(tuned)
     np.testing.assert_array_equal(resumed.weights, whole.weights)
@@ -135,11 +143,11 @@ def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noise(states: Any, pairs: Any, start: Any, *_: Any) -> Any:
-        rng, heads = np.random.default_rng(0), (attention.NETWORKS, attention.HEADS)
+        rng, heads = np.random.default_rng(0), (trained_pooling.NETWORKS, trained_pooling.HEADS)
         shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
         return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
-    monkeypatch.setattr(attention, "train_attention", noise)
+    monkeypatch.setattr(trained_pooling, "train_attention", noise)
     worse = fit(votes, folder=tmp_path / "worse", encoder=str(encoder), **QUICK)
     record: Any = worse.record
     assert record.encoders.used == "frozen"
@@ -154,7 +162,7 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
     """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = frozen_fit.task_of, attention.train_attention
+    start, train = frozen_fit.task_of, trained_pooling.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
@@ -167,8 +175,8 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
 
     for module in (frozen_fit, tuning):
         monkeypatch.setattr(module, "task_of", look_at_folds)
-    monkeypatch.setattr(attention, "train_attention", look_at_training)
-    monkeypatch.setattr(attention, "EPOCHS", 1)
+    monkeypatch.setattr(trained_pooling, "train_attention", look_at_training)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 1)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
     _, _, tuned, frozen = folds  # the first two compare the features
     assert len(tuned) == 1
@@ -190,11 +198,11 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
         return seen[-1][2]
 
     monkeypatch.setattr(trained_pooling, "_trained_inputs", look)
-    monkeypatch.setattr(attention, "EPOCHS", 2)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 2)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
     ((start, vectors, (inputs_of, teacher)),) = seen
     items, outputs = votes.items(), start.rewards.shape[1]
-    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
+    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), trained_pooling.NETWORKS, outputs)
     rewards = start.rewards[:, None] + corrections
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
@@ -206,9 +214,7 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
 
 
 @pytest.mark.slow
-def test_policy_level_members_learn_from_the_trained_mixture_too(
-    encoder: Path, votes: PreferenceSet, tmp_path: Path
-) -> None:
+def test_policy_level_members_learn_from_it_too(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:
     ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"level": "policy"})
     choice: Any = ensemble.record.encoders
     assert choice.validation_tuned < choice.validation_frozen
@@ -235,25 +241,18 @@ def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned:
     for name, baseline in fitted.baselines.items():
         assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
     average: Any = ensemble.average_theta
-    n_trained = attention.NETWORKS * 9
+    n_trained = trained_pooling.NETWORKS * 9
     assert not average[-n_trained:].any()
     assert average[:-n_trained].any()
     assert np.abs(ensemble.members.theta[-n_trained:]).max() > 0
-
-
-@pytest.mark.slow
-def test_the_certificate_does_not_cover_features_that_were_trained_on_the_same_votes(
-    tuned: Path, votes: PreferenceSet
-) -> None:
-    theorem = certify(RewardEnsemble.load(tuned), votes).theorem_4
+    theorem = certify(ensemble, votes).theorem_4
     assert not theorem.fixed_features
     assert "The features were trained on the same votes" in theorem.here
 
 
 @pytest.mark.slow
-def test_an_exported_ensemble_computes_the_trained_features_without_pluralign(
-    tuned: Path, votes: PreferenceSet, tmp_path: Path
-) -> None:
+def test_an_export_needs_no_pluralign(tuned: Path, votes: PreferenceSet, tmp_path: Path) -> None:
+    """It computes the trained features too."""
     ensemble = RewardEnsemble.load(tuned)
     export(tuned, tmp_path / "exported")
     script = (
@@ -262,18 +261,14 @@ def test_an_exported_ensemble_computes_the_trained_features_without_pluralign(
         f"print(json.dumps(RewardModel.from_pretrained({str(tmp_path / 'exported')!r}).rewards(items).tolist()))"
     )
     items = [(str(prompt), response) for prompt, response in texts_of(votes)[:6]]
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=json.dumps(items), capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=json.dumps(items), capture_output=True, text=True, check=True)
     np.testing.assert_allclose(json.loads(done.stdout), ensemble.rewards(texts_of(votes)[:6]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("change", [{"architectures": ["LlamaForCausalLM"]}, {"is_encoder_decoder": True}, None])
-def test_only_sentence_encoders_have_a_trained_pooling(
-    encoder: Path, tmp_path: Path, change: dict[str, Any] | None
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(encoder, other)
+def test_only_sentence_encoders_have_it(encoder: Path, tmp_path: Path, change: dict[str, Any] | None) -> None:
+    other = shutil.copytree(encoder, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, **(change or {})}))
     name = str(other) if change else "hashing"
@@ -291,7 +286,160 @@ def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> 
 def test_an_automatic_precision_is_saved_as_chosen(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "EPOCHS", 0.2)
+    monkeypatch.setattr(trained_pooling, "EPOCHS", 0.2)
     ensemble = fit(votes, folder=tmp_path / "auto", encoder=str(encoder), **QUICK | {"precision": "auto"})
     assert isinstance(ensemble.features, TextFeatures)
     assert ensemble.features.precision in ("float32", "bfloat16")
+
+
+# --- the pooling itself, against a slow reference ---------------------------------------------------------------------
+
+MIDDLE_LAYER = 1
+TEXTS = [("so ?", "tea and rum"), ("so ?", "tea"), ("so ?", "rum and rum and tea and milk"), ("why ?", "")]
+
+
+def random_weights(width: int, seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"query": (2, 3, width), "bias": (2, 3), "value": (2, 3, width, 4)}
+    return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+
+
+def save_weights(folder: Path, seed: int = 0) -> None:
+    saved = random_weights(8, seed) | {"layer": torch.tensor(MIDDLE_LAYER)}
+    safetensors.torch.save_file(saved, folder / ATTENTION_FILE)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ModelEncoder:
+    folder = write_sentence_encoder(tmp_path / "encoder")
+    save_weights(folder)
+    loaded = load_encoder(str(folder), layers="0,1,2")
+    assert isinstance(loaded, ModelEncoder)
+    return loaded
+
+
+def reference(states: Any, weights: dict[str, Any]) -> Any:
+    """The formula of the module, one text, network, head and output at a time. ``states`` is ``(n_tokens, d)``."""
+    states, parts = np.asarray(states, float), {name: part.double().numpy() for name, part in weights.items()}
+    states = (states - states.mean(1, keepdims=True)) / np.sqrt(states.var(1, keepdims=True) + 1e-5)
+    result = []
+    for network in range(parts["bias"].shape[0]):
+        for output in range(parts["value"].shape[3]):
+            total = 0.0
+            for head in range(parts["bias"].shape[1]):
+                query, bias = parts["query"][network, head], parts["bias"][network, head]
+                scores = [np.exp(query @ state + bias) for state in states]
+                pooled = sum(score * state for score, state in zip(scores, states, strict=True)) / sum(scores)
+                total += float(parts["value"][network, head, :, output] @ pooled)
+            result.append(total)
+    return result
+
+
+def test_pooling_equals_its_formula_and_ignores_padding() -> None:
+    states, weights = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)), random_weights(8)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    pooled = attention_pool(states, mask, weights)
+    assert pooled.shape == (3, 8)
+    for row, length in enumerate((5, 2, 1)):
+        np.testing.assert_allclose(pooled[row], reference(states[row, :length], weights), rtol=1e-4, atol=1e-5)
+    states[1, 2:] = 100.0
+    np.testing.assert_allclose(attention_pool(states, mask, weights), pooled, rtol=1e-5)
+
+
+def test_all_readers_append_the_trained_features(reader: ModelEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in BERT, sentence-transformers, and exported scripts. The frozen features before them do not change."""
+    own = reader.load_model()
+    assert isinstance(own, bert.BertReader)
+    vectors = own.read(own.tokens([f"{prompt}\n\n{response}" for prompt, response in TEXTS]))
+    assert vectors.shape == (4, 3 * 8 + 2 * 4)
+    for row, states in enumerate(reader.token_states(TEXTS, MIDDLE_LAYER)):
+        np.testing.assert_allclose(vectors[row, 24:], reference(states, random_weights(8)), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(vectors[row, 8:16], states.mean(0), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(bert, "bert_reader", lambda *_, **__: None)
+    other = reader.load_model()
+    assert not isinstance(other, bert.BertReader)
+    read = other.encode([f"{prompt}\n\n{response}" for prompt, response in TEXTS])
+    np.testing.assert_allclose(read, vectors, rtol=1e-3, atol=1e-4)
+    features = TextFeatures(str(reader.folder), layers="0,1,2")
+    exported = reward_model._Encoder(reader.folder.parent, describe_reader(features, reader)).vectors(TEXTS)
+    np.testing.assert_allclose(exported, vectors, rtol=1e-3, atol=1e-4)
+
+
+def test_trained_features_are_part_of_the_identity_of_an_encoder(reader: ModelEncoder) -> None:
+    """Else the vector cache would return features of another training."""
+    save_weights(reader.folder, seed=1)
+    other = load_encoder(str(reader.folder), layers="0,1,2")
+    assert other is not None
+    assert other.identity != reader.identity
+    assert load_attention(reader.folder.parent) is None
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["built-in", "sentence-transformers"])
+def test_token_states_in_a_file_are_those_of_the_encoder(
+    reader: ModelEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, layer: int
+) -> None:
+    expected = reader.token_states(TEXTS, layer)
+    if kind == "sentence-transformers":
+        monkeypatch.setattr(ModelEncoder, "_model", property(_without_bert))
+    calls: list[tuple[int, int]] = []
+    stored = read_token_states(TEXTS, reader, layer, tmp_path / "states", lambda *done: calls.append(done))
+    assert calls[-1] == (4, 4)
+    states, mask = stored.padded(np.array([2, 0]))
+    assert mask.sum(1).tolist() == [len(expected[2]), len(expected[0])]
+    for row, text in enumerate((2, 0)):
+        np.testing.assert_allclose(states[row][mask[row]].float(), expected[text].float(), rtol=1e-2, atol=1e-2)
+
+
+def _without_bert(reader: ModelEncoder) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bert, "bert_reader", lambda *_, **__: None)
+        return reader.load_model()
+
+
+def test_saved_weights_give_the_outputs_of_the_trained_networks_up_to_a_constant() -> None:
+    generator = torch.Generator().manual_seed(3)
+    networks = AttentionNetworks(8, 3, generator)
+    states, mask = torch.randn(40, 6, 8, generator=generator), torch.rand(40, 6, generator=generator) < 0.7
+    mask[:, 0] = True
+    networks(states, mask)  # updates the running mean and variance
+    with torch.no_grad():
+        outputs = networks.eval()(states, mask).flatten(1)
+    weights = {name: torch.from_numpy(part) for name, part in networks.weights().items()}
+    pooled = attention_pool(states, mask, weights)
+    np.testing.assert_allclose(pooled - pooled[:1], outputs - outputs[:1], rtol=1e-3, atol=1e-4)
+
+
+def marked_texts(rng: np.random.Generator, n: int) -> tuple[TokenStates, Any]:
+    """Return texts of four tokens. Their value is that of the token that is marked in the last dimension."""
+    states = rng.standard_normal((n, 4, 8)).astype(np.float32)
+    marked = rng.integers(4, size=n)
+    states[:, :, -1] = -2
+    states[np.arange(n), marked, -1] = 2
+    value = states[np.arange(n), marked, 0]
+    flat = torch.from_numpy(states.reshape(-1, 8)).bfloat16()
+    return TokenStates(flat, np.arange(n) * 4, np.full(n, 4)), value
+
+
+def test_training_learns_which_token_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean over tokens does not show the value of the marked one; attention finds it, also in new texts."""
+    rng = np.random.default_rng(0)
+    states, value = marked_texts(rng, 600)
+    a, b = np.arange(0, 600, 2, dtype=np.int32), np.arange(1, 600, 2, dtype=np.int32)
+    prob_a = 1 / (1 + np.exp(-4.0 * (value[a] - value[b])))
+    pairs = TextPairs([], a, b, prob_a, np.arange(300, dtype=np.int32))
+    start = FrozenMixture(np.zeros((600, 3)), np.array([0.5, 0.5]), np.ones(300))
+    calls: list[tuple[int, int]] = []
+    for name, value in {"EPOCHS": 30, "LEARNING_RATE": 1e-2, "BATCH": 50}.items():
+        monkeypatch.setattr(attention, name, value)
+    weights = train_attention(states, pairs, start, 0, lambda *done: calls.append(done))
+    assert calls[-1] == (180, 180)
+    new, expected = marked_texts(rng, 200)
+    parts = {name: torch.from_numpy(np.asarray(part)) for name, part in weights.items()}
+    outputs = attention_pool(*new.padded(np.arange(200)), parts).view(200, NETWORKS, 3).mean(1)
+    mean = new.states.view(200, 4, 8)[:, :, 0].float().mean(1)
+    assert np.corrcoef(outputs[:, -1], expected)[0, 1] > 0.8
+    assert np.corrcoef(mean, expected)[0, 1] < 0.6
+    again = train_attention(states, pairs, start, 0)
+    for name, part in weights.items():
+        np.testing.assert_array_equal(part, again[name])

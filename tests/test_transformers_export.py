@@ -191,7 +191,7 @@ def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> 
 
 
 def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --all"):
+    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --member all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
     done = export(stagewise, tmp_path / "out", member="all")
@@ -340,14 +340,14 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wrong: Any
     for place, wrong, words in (
-        *((tmp_path / "out", {"member": member}, f"member must be 0 to 2, not {member}") for member in (3, -1)),
+        *((tmp_path / "out", {"member": member}, f"member must be 0 to 2, or all, not {member}") for member in (3, -1)),
         (tmp_path / "out", {"dtype": "flaot16"}, "did you mean 'float16'"),
         *((place, {"overwrite": True}, "outside the ensemble's") for place in (joint, joint / "out", joint.parent)),
         (tmp_path / "file", {}, "is a file"),
     ):
         with pytest.raises(UsageError, match=words):
             export(joint, place, **wrong)
-    assert "cannot be combined" in run("export", joint, "-o", tmp_path / "out", "--member", "0", "--all").stderr
+    assert "or all, not each" in run("export", joint, "-o", tmp_path / "out", "--member", "each").stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -1,5 +1,6 @@
 """The undecided share: the same ensemble as one that contains r and −r, in predictions, theorems and answers."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -64,13 +65,17 @@ def votes_of(difference: FloatArray) -> FloatArray:
 
 
 @given(SEEDS, SHARES, st.sampled_from([0.05, 1.0, 20.0]))
-def test_an_undecided_share_equals_r_and_minus_r_for_any_r(seed: int, u: float, beta: float) -> None:
+def test_an_undecided_share_equals_r_and_minus_r_for_any_r_and_a_constant(seed: int, u: float, beta: float) -> None:
     difference, weights, r = random_members(seed)
     full, alpha = with_pair(difference, weights, u, r)
     ensemble = replace(some_ensemble(k=5), weights=weights, undecided=u, temperature=beta)
     found = ensemble.readings(difference)
     np.testing.assert_allclose(found["vote"], votes_of(full) @ alpha, atol=1e-12)
     np.testing.assert_allclose(found["policy"], (1 / (1 + np.exp(-full / beta))) @ alpha, atol=1e-12)
+    tied = np.column_stack([difference, np.zeros(len(difference))])  # a constant reward ties on every pair
+    votes = calibration.votes_from_rewards(tied, np.zeros_like(tied))
+    by_ties = calibration.ensemble_prob(votes, np.append((1 - u) * weights, u))
+    np.testing.assert_allclose(found["vote"], by_ties, atol=1e-12)
 
 
 @given(SEEDS)
@@ -98,9 +103,7 @@ def test_distances_are_those_of_the_explicit_ensemble(seed: int, u: float) -> No
 
 
 @given(SEEDS, SHARES, st.floats(2.0, 12.0), st.booleans(), st.floats(0.0, 3.0))
-def test_pruning_keeps_both_guarantees_of_theorem_3(
-    seed: int, u: float, beta: float, only_far: bool, lean: float
-) -> None:
+def test_pruning_keeps_both_guarantees(seed: int, u: float, beta: float, only_far: bool, lean: float) -> None:
     """Members lean to one side, so that some are far. ε is the error against shares that are known exactly."""
     difference, weights, _ = random_members(seed)
     votes = votes_of(difference + lean)
@@ -162,9 +165,8 @@ def test_a_near_undecided_share_is_kept_and_scaled_like_the_members() -> None:
 
 
 def test_certificates_count_two_more_rewards(held_out: HeldOutVotes) -> None:
-    plain, undecided = (
-        certify(replace(some_ensemble(), undecided=u), held_out, epsilon=0.01, beta=3) for u in (0.0, 0.3)
-    )
+    ensembles = (replace(some_ensemble(), undecided=u) for u in (0.0, 0.3))
+    plain, undecided = (certify(ensemble, held_out, epsilon=0.01, beta=3) for ensemble in ensembles)
     assert (paper_size(3, 0.0), paper_size(3, 0.3)) == (3, 5)
     assert (plain.k, plain.theorem_2.k, plain.theorem_4.k) == (3, 3, 3)
     assert (undecided.k, undecided.theorem_2.k, undecided.theorem_4.k, undecided.undecided) == (3, 5, 5, 0.3)
@@ -177,16 +179,21 @@ def test_certificates_count_two_more_rewards(held_out: HeldOutVotes) -> None:
 
 
 def test_every_figure_of_an_evaluation_uses_the_undecided_share(votes: PreferenceSet) -> None:
-    ensemble = replace(some_ensemble(), undecided=0.4)
-    found = evaluate(ensemble, votes, groups=[], betas=[2.5])
+    ensemble, ratio = replace(some_ensemble(), undecided=0.4), np.linspace(-3, 3, len(votes))
+    columns = {"logprob_a": ratio, "logprob_b": np.zeros(len(votes))}
+    referred = replace(votes, columns={**votes.columns, **columns})
+    found = evaluate(ensemble, referred, groups=[], betas=[2.5], reference="data")
     difference = np.subtract(*ensemble.pair_rewards(votes))
-    policy = 0.2 + 0.6 * (1 / (1 + np.exp(-difference / 2.5))) @ ensemble.weights
+    policy, moved = (
+        0.2 + 0.6 * (1 / (1 + np.exp(-(difference / 2.5 + shift)))) @ ensemble.weights for shift in (0, ratio[:, None])
+    )
     hard = 0.2 + 0.6 * (difference > 0) @ ensemble.weights
     assert found.policy is not None
-    rows = {row.beta: row.brier for row in found.policy.rows}
-    assert rows[2.5] == pytest.approx(np.mean((policy - votes.prob_a) ** 2))
-    assert rows[0.0] == pytest.approx(np.mean((hard - votes.prob_a) ** 2))
-    assert found.levels["vote"].brier == rows[0.0]
+    rows = {row.beta: row for row in found.policy.rows}
+    assert rows[2.5].brier == pytest.approx(np.mean((policy - votes.prob_a) ** 2))
+    assert rows[2.5].brier_reference == pytest.approx(np.mean((moved - votes.prob_a) ** 2))
+    assert rows[0.0].brier == pytest.approx(np.mean((hard - votes.prob_a) ** 2))
+    assert found.levels["vote"].brier == rows[0.0].brier
     assert found.levels["vote"].absolute_error == pytest.approx(np.mean(np.abs(hard - votes.prob_a)))
     assert found.baselines["constant_half"].absolute_error == pytest.approx(np.mean(np.abs(0.5 - votes.prob_a)))
     assert found.undecided == 0.4
@@ -199,8 +206,7 @@ def test_rewards_trained_elsewhere_may_have_an_undecided_share(votes: Preference
     np.testing.assert_allclose(found.readings["policy"], 0.25 + 0.5 * (1 / (1 + np.exp(-difference))) @ weights)
     shares, _ = cross_fitted(difference, weights, votes.prob_a, votes.prompt_index, 0, 0.5)
     np.testing.assert_array_equal(found.readings["tempered"], shares)
-    assert shares.min() >= 0.25
-    assert shares.max() <= 0.75
+    assert 0.25 <= shares.min() <= shares.max() <= 0.75
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -219,22 +225,12 @@ def test_no_rule_of_the_consensus_depends_on_the_undecided_share(seed: int, u: f
 
 def test_a_distributional_answer_is_drawn_by_the_weights_of_the_members() -> None:
     rewards, weights = np.eye(2), np.array([0.7, 0.3])
-    drawn = [
-        [
-            choose(
-                AnswerRequest("", "distributional", level="vote", seed=seed),
-                Voters(weights, undecided=u),
-                ["A", "B"],
-                rewards,
-            )
-            .answers[0]
-            .text
-            for u in (0, 0.9)
-        ]
-        for seed in range(400)
-    ]
-    assert all(plain == undecided for plain, undecided in drawn)
-    assert 0.6 < np.mean([plain == "A" for plain, _ in drawn]) < 0.8
+    drawn: dict[float, list[str]] = {0: [], 0.9: []}
+    for seed, u in itertools.product(range(400), drawn):
+        request = AnswerRequest("", "distributional", level="vote", seed=seed)
+        drawn[u].append(choose(request, Voters(weights, undecided=u), ["A", "B"], rewards).answers[0].text)
+    assert drawn[0] == drawn[0.9]
+    assert 0.6 < np.mean([text == "A" for text in drawn[0]]) < 0.8
 
 
 def test_before_any_choice_the_prediction_of_members_is_that_of_the_ensemble(votes: PreferenceSet) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pluralign import fit, town_hall
-from pluralign.cli.render.evaluation import scores
+from pluralign.cli.render.results import scores
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import SINGLE_REWARDS, FitRecord, VoicesEvidence

@@ -49,10 +49,13 @@ def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eo
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special)
     tokenizer.chat_template = CHAT_TEMPLATE if template else None
     tokenizer.save_pretrained(folder)
-    sizes = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "intermediate_size": 64, "max_position_embeddings": 64, "attention_dropout": 0.1, "vocab_size": 32,
-    }  # fmt: skip
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}
+    sizes |= {
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+        "attention_dropout": 0.1,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(3)
         options = {**sizes, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None, **config}
@@ -73,10 +76,8 @@ def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, A
         texts[tea].insert(rng.integers(3), "tea")
         texts[rum].insert(rng.integers(3), "rum")
         for_a = round(people * (0.6 * (tea == 0) + 0.4 * (rum == 0)))
-        rows.append(
-            {"prompt": f"so {number} ?", "response_a": " ".join(texts[0]), "response_b": " ".join(texts[1]),
-             "votes_a": for_a, "votes_b": people - for_a}
-        )  # fmt: skip
+        responses = {"response_a": " ".join(texts[0]), "response_b": " ".join(texts[1])}
+        rows.append({"prompt": f"so {number} ?", **responses, "votes_a": for_a, "votes_b": people - for_a})
     return rows
 
 
@@ -93,10 +94,8 @@ def write_sentence_encoder(folder: Path, **config: Any) -> Path:
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
     tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
     tokenizer.save_pretrained(folder)
-    sizes = {
-        "vocab_size": 32, "max_position_embeddings": 32, "hidden_size": 8, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 1, **config,
-    }  # fmt: skip
+    sizes = {"vocab_size": 32, "max_position_embeddings": 32, "hidden_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 1, **config}
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = transformers.BertModel(transformers.BertConfig(initializer_range=0.5, **sizes))

@@ -30,31 +30,19 @@ def good_rows(layout: str, n: int = 4) -> list[Row]:
         "rankings": lambda i: {"responses": ["Yes.", "No.", "Maybe."], "rankings": [[0, 1, 2], [1, 0, 2]]},
         "ranking": lambda i: {"responses": ["Yes.", "No.", "Maybe."], "ranking": [2, 1, 0]},
         "score lists": lambda i: {"responses": ["Yes.", "No."], "scores": [[1, 2], [5, 3]]},
-        "score columns": lambda i: {
-            "response_1": "Yes.",
-            "response_2": "No.",
-            "response_1_ann": 3,
-            "response_2_ann": 4,
-        },
+        "score columns": lambda i: dict(zip(SCORED, ("Yes.", "No.", 3, 4), strict=True)),
         "one response": lambda i: {"response": ["Yes.", "No."][i % 2], "score_ann": i, "score_bob": 2},
     }
     return [{"prompt": f"Question {i // 2}?", **rows[layout](i)} for i in range(n)]
 
 
+SCORED = ("response_1", "response_2", "response_1_ann", "response_2_ann")
 LAYOUTS = ("wide", "share", "long", "trl", "rankings", "ranking", "score lists", "score columns", "one response")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2.5, 1e308, -1e308, 10**20, 10**400, float("nan"), float("inf"), 1e-320),
     *("", " ", "\x00", "\x1b]0;title\x07", "\ud800", "a" * 5000, "１２", "1_0", "0x1f", "tie", "½", "[{", "null"),
-    *(
-        [],
-        {},
-        [[]],
-        [None],
-        {"role": "user"},
-        [{"role": "user", "content": "Hi"}],
-        [{"role": "\ud800", "content": "x"}],
-    ),
-    *([[[[[]]]]], [0, 0, 0], [5, 6, 7], {"a": 1}, ["x"] * 50),
+    *([], {}, [[]], [None], {"role": "user"}, [{"role": "user", "content": "Hi"}]),
+    *([{"role": "\ud800", "content": "x"}], [[[[[]]]]], [0, 0, 0], [5, 6, 7], {"a": 1}, ["x"] * 50),
 )
 NAMES = ("", " ", "prompt", "votes_a", "response_01", "response_२", "score_", "\x1b[31m", "split", "n", "Vote", "id\n")
 

@@ -24,22 +24,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from pluralign.answering import slate
 from pluralign.answering.gate import NoveltyGate, fit_gate
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
-from pluralign.answering.request import AnswerRequest, Mode, Voters
-from pluralign.answering.slate import (
-    DRAFTS,
-    WRITING_TEMPERATURE,
-    Consensus,
-    Distilled,
-    Indices,
-    SlateEntry,
-    consensus,
-    favourites,
-    instruction,
-    judge_statements,
-    slate,
-)
+from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.steering import (
     JUDGE_TOKENS,
     Likings,
@@ -61,7 +49,7 @@ from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
-from pluralign.theory.social_choice import policies as policies_of
+from pluralign.theory.social_choice import policies
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")
@@ -70,6 +58,10 @@ RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
 Candidates: TypeAlias = Sequence[str] | Callable[[], Sequence[str]]
 """Responses to choose from, or a function that returns them. It is called only if they are needed."""
 
+DRAFTS = 4
+"""Statements to request from the writer."""
+WRITING_TEMPERATURE = 0.7
+"""Maximum sampling temperature of drafts. At the higher temperature of candidates, small models write nonsense."""
 SHARED_CANDIDATES = 8
 """Candidates to sample for a request that does not say."""
 
@@ -79,9 +71,9 @@ class Answer:
     """The answer in one mode, and the reasons for it."""
 
     mode: Mode
-    answers: tuple[SlateEntry, ...]
-    consensus: Consensus | None = None
-    distilled: Distilled | None = None
+    answers: tuple[slate.SlateEntry, ...]
+    consensus: slate.Consensus | None = None
+    distilled: slate.Distilled | None = None
     steering: Steering | None = None
     refused: bool = False
     candidates: int = 0
@@ -123,7 +115,7 @@ class Drafts:
         """
         return list(dict.fromkeys([*(text for texts in self.texts.values() for text in texts), *self.shared]))
 
-    def picks(self, rewards: FloatArray, random: np.random.Generator) -> Indices:
+    def picks(self, rewards: FloatArray, random: np.random.Generator) -> slate.Indices:
         """Return the row of ``pool`` that each member answers with, ``(k,)``; −1 for members that do not answer."""
         rows = {text: row for row, text in enumerate(self.pool)}
         picks = np.full(rewards.shape[1], -1)
@@ -132,7 +124,7 @@ class Drafts:
             picks[j] = of_member[int(rewards[of_member, j].argmax())]
         if self.without:
             shared = np.array([rows[text] for text in dict.fromkeys(self.shared)])
-            top = favourites(rewards[shared], random)
+            top = slate.favourites(rewards[shared], random)
             picks[self.without] = shared[top[self.without]]
         return picks
 
@@ -186,27 +178,28 @@ def choose(
         picks = drafts.picks(rewards, random)
     written = () if drafts is None else tuple(j for j in drafts.members if j in drafts.texts)
     found = Answer(request.mode, (), candidates=len(texts), texts=tuple(texts), notes=notes, written=written)
-    at_level, favourite = voters.at(request.level), favourites(rewards, random) if picks is None else picks
+    at_level, favourite = voters.at(request.level), slate.favourites(rewards, random) if picks is None else picks
     if request.mode == "balanced":
         if picks is not None:  # only these answers are compared
             kept = list(dict.fromkeys(picks[picks >= 0].tolist()))
             texts, rewards = [texts[row] for row in kept], rewards[kept]
             picks = np.array([kept.index(row) if row >= 0 else 0 for row in picks.tolist()])
-        winner = consensus(texts, rewards, at_level, request.rule, random)
-        shown = slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
+        winner = slate.consensus(texts, rewards, at_level, request.rule, random)
+        shown = slate.slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
         return replace(found, answers=shown.entries, consensus=winner, coverage=shown.coverage)
     if request.mode == "distributional":
         drawn = int(random.choice(len(voters.weights), p=voters.alpha)) if drafts is None else drafts.members[0]
         if request.level == "policy" and drawn not in written:
             some = np.arange(len(texts)) if drafts is None else np.array([texts.index(one) for one in drafts.shared])
-            favourite[drawn] = some[random.choice(len(some), p=policy(rewards[some, drawn], voters.temperature))]
+            chance = policies(rewards[some], voters.temperature)[:, drawn]
+            favourite[drawn] = some[random.choice(len(some), p=chance)]
         share = None if drafts else float(at_level.first_choices(rewards)[favourite[drawn]])
         return replace(found, answers=(replace(_pick(texts, favourite, voters, drawn), share=share),))
     user = user or find_user(request, voters)
     steering, pick = user.steering, favourite[user.steering.member]
     if user.beliefs is not None and drafts is None:
         prompt = Prompt(request.prompt).text
-        pick, steering = answer_for(user, user.beliefs, voters, prompt, texts, rewards, average)
+        pick, steering = answer_for(user, voters, prompt, texts, rewards, average)
         found = replace(found, notes=(*notes, *steering_notes(voters)))
     entry = _pick(texts, favourite, voters, steering.member, pick)
     return replace(found, answers=(entry,), steering=steering)
@@ -219,28 +212,16 @@ def refuse(text: str, mode: Mode) -> Answer:
         >>> refuse("I cannot help with that.", "balanced").answers[0].text
         'I cannot help with that.'
     """
-    return Answer(mode, (SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
-
-
-def policy(rewards: FloatArray, beta: float) -> FloatArray:
-    """Return the probabilities of the candidates under one member's policy, ∝ exp(r/β), ``(n_candidates,)``.
-
-    This is the policy of App. A with a uniform reference over the candidates.
-
-    Example:
-        >>> policy(np.array([1.0, 0.0]), 1.0).round(3)
-        array([0.731, 0.269])
-    """
-    return np.asarray(policies_of(rewards[:, None], beta)[:, 0])
+    return Answer(mode, (slate.SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
 
 
 def _pick(
-    texts: Sequence[str], favourite: Indices, voters: Voters, member: int, choice: int | None = None
-) -> SlateEntry:
+    texts: Sequence[str], favourite: slate.Indices, voters: Voters, member: int, choice: int | None = None
+) -> slate.SlateEntry:
     """Return a member's answer, with the weight of all members that chose the same text."""
     choice = int(favourite[member]) if choice is None else choice
     members = np.flatnonzero(favourite == choice)
-    return SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
+    return slate.SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
 
 
 def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
@@ -278,10 +259,6 @@ class Host:
         """Return the result of work that samples from the language model ``name``."""
         return work()
 
-    def encode(self, work: Callable[[], Result]) -> Result:
-        """Return the result of work that encodes texts."""
-        return work()
-
 
 @dataclass(frozen=True, eq=False)
 class Answerer:
@@ -312,6 +289,8 @@ class Answerer:
     """Refuses statements and warns of answers. Default: fitted on ``held_out``, for texts of language models."""
     profiles: Sequence[Profile] | None = None
     """The members' cards; measured on ``held_out`` by default."""
+    encode: Encode = at_once
+    """Calls the ensemble's encoder; a server does so in parts, between the batches of other requests."""
 
     @classmethod
     def of(
@@ -369,12 +348,14 @@ class Answerer:
     @cached_property
     def fitted_gate(self) -> NoveltyGate | None:
         """The gate for texts that a language model wrote."""
-        return fit_gate(self.held_out.preferences, self.ensemble.features) if self.held_out else None
+        if self.held_out is None:
+            return None
+        return fit_gate(self.held_out.preferences, self.ensemble.features, encode=self.encode)
 
     @cached_property
     def likings(self) -> Likings | None:
         """What members like, to match preferences in words by their meaning."""
-        return Likings.of(self.ensemble, self.held_out) if self.held_out else None
+        return Likings.of(self.ensemble, self.held_out, self.encode) if self.held_out else None
 
     def answer(
         self, request: AnswerRequest, candidates: Candidates | None = None, *, progress: Progress | None = None
@@ -414,23 +395,24 @@ class Answerer:
     ) -> Answer:
         voters = Voters.of(self.ensemble)
         user = self._user(request, voters, host) if request.mode == "steerable" else None
-        drafts, texts, notes = None, list[str](), list[str]()
-        if self.policies:
-            drafts = self._drafts(request, user, voters, host)
+        texts, notes = list[str](), list[str]()
+        drafts = self._drafts(request, user, voters, host) if self.policies else None
         if drafts is None or drafts.without:
             texts, notes = shared()
         if drafts is not None:
             drafts = replace(drafts, shared=texts)
             texts = drafts.pool
         k, steered = self.ensemble.k, user is not None and user.beliefs is not None
-        scored = self._rewards(request, texts, host, average=steered)
+        distinct = list(dict.fromkeys(texts))
+        scored = host.rewards([(request.prompt, text) for text in distinct], average=steered)
+        scored = scored[[distinct.index(text) for text in texts]]
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
         found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
         gate = self.gate
         if gate is None and (request.distill or self.policies or not given):
-            gate = host.encode(lambda: self.fitted_gate)
+            gate = self.fitted_gate
         if gate is not None:
-            reasons = self._refused(gate, request, [entry.text for entry in found.answers], host)
+            reasons = gate.reasons(request.prompt, [entry.text for entry in found.answers])
             notes = notes + [
                 f"read the answer of member {entry.member} with care: {reason}"
                 for entry, reason in zip(found.answers, reasons, strict=True)
@@ -465,17 +447,13 @@ class Answerer:
         if self.judge is not None:
             if not request.like or self.held_out is None:
                 raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
-            judge, careful = self.judge, replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
-            held_out = self.held_out
-            scored = host.sample(
-                lambda: judged_choices(
-                    voters, held_out, request.like, lambda text: sample_distinct(judge, text, 1, careful).responses[0]
-                ),
-                judge.name,
-                "judgement",
-            )
+            judge, held_out = self.judge, self.held_out
+            careful = replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
+            ask = lambda text: sample_distinct(judge, text, 1, careful).responses[0]  # noqa: E731
+            work = partial(judged_choices, voters, held_out, request.like, ask)
+            scored = host.sample(work, judge.name, "judgement")
         elif request.like:
-            match = host.encode(lambda: self.likings.match(request.like, request.seed) if self.likings else None)
+            match = self.likings.match(request.like, request.seed) if self.likings else None
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
 
     def _drafts(self, request: AnswerRequest, user: User | None, voters: Voters, host: Host) -> Drafts:
@@ -502,17 +480,6 @@ class Answerer:
         texts = {j: cut_at(outcomes[j].responses, request.stop) for j in writing if j not in failed}
         return Drafts(members, texts, notes=tuple(notes))
 
-    def _rewards(
-        self, request: AnswerRequest, texts: Sequence[str], host: Host, *, average: bool = False
-    ) -> FloatArray:
-        """Return the rewards of responses to the prompt; repeats are encoded once."""
-        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        rewards = host.rewards([(request.prompt, text) for text in rows], average=average)
-        return rewards[[rows[text] for text in texts]]
-
-    def _refused(self, gate: NoveltyGate, request: AnswerRequest, texts: Sequence[str], host: Host) -> Sequence[str]:
-        return host.encode(lambda: gate.reasons(request.prompt, texts))
-
     def _with_statement(
         self,
         found: Answer,
@@ -527,9 +494,8 @@ class Answerer:
 
         def write() -> Sequence[str] | DataError:
             try:
-                return sample_distinct(
-                    writer, instruction(request.prompt, found.answers), DRAFTS, _for_statements(request)
-                ).responses
+                asked = slate.instruction(request.prompt, found.answers)
+                return sample_distinct(writer, asked, DRAFTS, _for_statements(request)).responses
             except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
                 return error
 
@@ -539,10 +505,10 @@ class Answerer:
         drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
         if not drafts:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-        reasons = self._refused(gate, request, drafts, host) if gate else [""] * len(drafts)
+        reasons = gate.reasons(request.prompt, drafts) if gate else [""] * len(drafts)
         voters = Voters.of(self.ensemble).at(request.level)
-        of_drafts = self._rewards(request, drafts, host)[:, : self.ensemble.k]
-        best = judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
+        of_drafts = host.rewards([(request.prompt, text) for text in drafts])
+        best = slate.judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
         notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
         return replace(found, distilled=best, notes=(*found.notes, *notes))
 

@@ -19,13 +19,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.answering.request import Encode, at_once
 from pluralign.core.arrays import FloatArray
-from pluralign.text.encoders import encode
+from pluralign.text.encoders import encode as encoded
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
@@ -154,7 +156,10 @@ class NoveltyGate:
 
 
 def fit_gate(
-    held_out: PreferenceSet, features: TextFeatures | FinetunedFeatures | None = None, level: float = LEVEL
+    held_out: PreferenceSet,
+    features: TextFeatures | FinetunedFeatures | None = None,
+    level: float = LEVEL,
+    encode: Encode = at_once,
 ) -> NoveltyGate | None:
     """Return the gate of an ensemble, from the texts of its held-out votes.
 
@@ -165,6 +170,7 @@ def fit_gate(
         held_out: votes whose texts are known to be good.
         features: of the ensemble; its encoder embeds texts for *topic*.
         level: share of held-out texts above a threshold.
+        encode: calls the encoder.
 
     Returns:
         The gate, or None with fewer than ``FEWEST_TEXTS`` texts or ``FOLDS`` prompts.
@@ -174,7 +180,7 @@ def fit_gate(
     if len(items) < FEWEST_TEXTS or len(lists) < FOLDS:
         return None
     fold = np.repeat(np.arange(len(lists)) % FOLDS, [len(one.responses) for one in lists])
-    embed = last_layer(features)
+    embed = last_layer(features, encode)
     measured = measure_held_out(items, fold, embed)
     thresholds = {name: conformal_quantile(values, level) for name, values in measured.items()}
     return NoveltyGate(WordModel.of([text for _, text in items]), thresholds, len(items), embed)
@@ -223,7 +229,7 @@ def topic_distance(embed: Embed, items: Sequence[tuple[str, str]]) -> FloatArray
     return np.asarray(1 - (of_question * vectors[len(questions) :]).sum(axis=1))
 
 
-def last_layer(features: TextFeatures | FinetunedFeatures | None) -> Embed | None:
+def last_layer(features: TextFeatures | FinetunedFeatures | None, encode: Encode = at_once) -> Embed | None:
     """Return a function from texts to unit vectors of the encoder's last layer; None if no language model encodes."""
     if not isinstance(features, TextFeatures):
         return None
@@ -232,7 +238,8 @@ def last_layer(features: TextFeatures | FinetunedFeatures | None) -> Embed | Non
         return None
 
     def embed(texts: Sequence[str]) -> FloatArray:
-        vectors = encode([("", text) for text in texts], encoder, surface=False).astype(np.float64)
+        vectors = encode(partial(encoded, encoder=encoder, surface=False), [("", text) for text in texts])
+        vectors = np.asarray(vectors, dtype=np.float64)
         last = vectors[:, -(vectors.shape[1] // n_layers) :]
         return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-12))
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,6 @@ from typing import IO, Any, TypeAlias, TypeVar
 
 from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.folder import ENSEMBLE_FILE
@@ -30,7 +29,7 @@ from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
 from pluralign.text.options import SamplingOptions
 from pluralign.text.remote import ServerModel, language_model
-from pluralign.votes.builder import BadRows, RowError, check_prompt
+from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
@@ -108,8 +107,8 @@ def _read_source(source: Source) -> tuple[list[PromptLike], list[Failure]]:
     path = Path(source)
     if path.is_dir() and (path / ENSEMBLE_FILE).is_file():
         if not has_held_out(path):
-            remedy = "name a file of prompts, or fit again"
-            raise DataError("the ensemble has no held-out votes", file=str(path), remedy=remedy)
+            problem = "the ensemble has no held-out votes"
+            raise DataError(problem, file=str(path), remedy="name a file of prompts, or fit again")
         return list(load_held_out(path).preferences.prompts), []
     if name == "prism" and not path.exists():
         return list(prism_prompts(rest)), []
@@ -130,7 +129,6 @@ def _read_stream(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure
     for row, record in read_records(stream, bad):
         try:
             prompt = read_prompt(record.get("prompt"))
-            check_prompt(prompt)
             prompts.append(prompt)
         except RowError as error:
             bad.report(row, error)
@@ -247,10 +245,6 @@ class Generation:
     """Rows without a prompt and prompts without candidates."""
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the result with the keys of the command line's JSON."""
-        return {**to_json(self), "failed": [failure.to_json() for failure in self.failed]}
-
 
 def generate(
     prompts: Sequence[PromptLike] | str | os.PathLike[str],
@@ -314,7 +308,10 @@ def generate(
                 progress(done, len(by_key))
     _sort_lines(lines, list(finished), list(by_key))
     failed += [Failure(str(errors[key]), prompt=by_key[key]) for key in remaining if key in errors]
-    _write_failures(failures, failed)
+    if failed:
+        JsonLines(failures).replace(failure.to_json() for failure in failed)
+    else:
+        failures.unlink(missing_ok=True)
     found = [finished[key] for key in by_key if key in finished]
     return Generation(
         file=str(output),
@@ -399,13 +396,6 @@ def _sort_lines(lines: JsonLines, written: Sequence[str], wanted: Sequence[str])
         lines.replace(rows[i] for i in sorted(range(len(rows)), key=places.__getitem__))
 
 
-def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
-    if failed:
-        JsonLines(path).replace(failure.to_json() for failure in failed)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def as_completed(
     work: Callable[[Key], Sampled], keys: Sequence[Key], concurrency: int
 ) -> Generator[tuple[Key, Sampled | DataError]]:
@@ -424,18 +414,18 @@ def as_completed(
     results: SimpleQueue[tuple[Key, Sampled | Exception]] = SimpleQueue()
 
     def run() -> None:
-        while True:
-            try:
+        with suppress(IndexError):  # nothing is left
+            while True:
                 key = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                results.put((key, work(key)))
-            except DataError as error:
-                results.put((key, error))
-            except Exception as error:  # raised in the thread that reads the results
-                waiting.clear()  # here, since the reader may be late: no thread starts another prompt
-                results.put((key, error))
+                results.put((key, outcome_of(key)))
+
+    def outcome_of(key: Key) -> Sampled | Exception:
+        try:
+            return work(key)
+        except Exception as error:
+            if not isinstance(error, DataError):  # raised in the thread that reads the results, which may be late
+                waiting.clear()
+            return error
 
     for _ in range(min(concurrency, len(keys))):
         threading.Thread(target=run, daemon=True).start()

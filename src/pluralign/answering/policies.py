@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 
 from pluralign.answering.generate import Sampler
@@ -150,10 +149,9 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
         UsageError: the folder is a file.
         DataError: the folder holds other files, or policies that were tuned with other settings.
     """
-    path = folder / MANIFEST_FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder.")
-    if not path.is_file():
+    if not (folder / MANIFEST_FILE).is_file():
         if folder.is_dir() and any(folder.iterdir()):
             raise DataError("the folder holds other files", file=str(folder), remedy="name a new folder")
         return Manifest(settings)
@@ -175,35 +173,25 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        remedy = "name a folder that pluralign tune wrote"
-        raise DataError(f"it has no {MANIFEST_FILE}", file=str(folder), remedy=remedy)
+        raise DataError(
+            f"it has no {MANIFEST_FILE}", file=str(folder), remedy="name a folder that pluralign tune wrote"
+        )
     try:
         return from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        remedy = "name another folder"
-        raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
+        problem = "pluralign tune did not write this file"
+        raise DataError(problem, file=str(path), remedy="name another folder") from None
 
 
 def run_settings(
     ensemble: RewardEnsemble, prompts: Sequence[PromptLike], model: str, options: TuneOptions
 ) -> dict[str, Any]:
     """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
-    settings = {"model": model, "ensemble": ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
+    keys = "\0".join(sorted(Prompt(prompt).key for prompt in prompts))
+    hashes = {"ensemble": ensemble.identity, "prompts": hashlib.sha256(keys.encode()).hexdigest()[:16]}
     unimportant = ("micro_batch", "limit")  # memory, and the prompts, which have their hash
-    return settings | {name: value for name, value in to_json(options).items() if name not in unimportant}
-
-
-def ensemble_hash(ensemble: RewardEnsemble) -> str:
-    """Return a hash of the ensemble's features, weights and members, which identifies it in a manifest."""
-    digest = hashlib.sha256(json.dumps(ensemble.features.to_json(), sort_keys=True, default=str).encode())
-    digest.update(ensemble.weights.tobytes())
-    for name, array in sorted(ensemble.members.arrays().items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _prompts_hash(prompts: Sequence[PromptLike]) -> str:
-    return hashlib.sha256("\0".join(sorted(Prompt(prompt).key for prompt in prompts)).encode()).hexdigest()[:16]
+    own = {name: value for name, value in to_json(options).items() if name not in unimportant}
+    return {"model": model, **hashes, **own}
 
 
 def served_name(model: str) -> str:
@@ -267,10 +255,9 @@ def load_policies(
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
         base: Sampler = ServerModel(manifest.base.name, remote)
     else:
-        paths = {policy.member: folder / policy.path for policy in manifest.members}
-        paths = {member: path for member, path in paths.items() if path.is_dir()}
         adapters = Adapters(str(manifest.settings["model"]))
-        samplers = {member: AdapterPolicy(adapters, path, tuned_at) for member, path in paths.items()}
+        found = [(policy.member, path) for policy in manifest.members if (path := folder / policy.path).is_dir()]
+        samplers = {member: AdapterPolicy(adapters, path, tuned_at) for member, path in found}
         base = AdapterPolicy(adapters, None, tuned_at)
     if not samplers:
         raise DataError("its adapters are missing", file=str(folder), remedy="run pluralign tune again")
@@ -280,19 +267,19 @@ def load_policies(
 
 def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> None:
     """Raise DataError if the manifest has no finished member, or if it belongs to another ensemble."""
+    problem, remedy = "", "run pluralign tune again"
     if not manifest.members:
-        raise DataError("no policy is finished", file=str(folder), remedy="run pluralign tune again to resume")
-    k = len(manifest.members[0].rewards)
-    remedy = "name the folder that was tuned to this ensemble, or run pluralign tune again"
-    if k != ensemble.k:
+        problem = "no policy is finished"
+    elif (k := len(manifest.members[0].rewards)) != ensemble.k:
         problem = f"its policies were tuned to an ensemble of {k} members, but this one has {ensemble.k}"
-        raise DataError(problem, file=str(folder), remedy=remedy)
-    if manifest.settings.get("ensemble") != ensemble_hash(ensemble):
-        raise DataError("its policies were tuned to another ensemble", file=str(folder), remedy=remedy)
+    elif manifest.settings.get("ensemble") != ensemble.identity:
+        problem = "its policies were tuned to another ensemble"
+        remedy = f"name the folder that was tuned to this ensemble, or {remedy}"
     for policy in manifest.members:
-        if not 0 <= policy.member < k or policy.path != Path(policy.path).name:
-            problem = f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
-            raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy="run pluralign tune again")
+        if not 0 <= policy.member < ensemble.k or policy.path != Path(policy.path).name:
+            problem = problem or f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
+    if problem:
+        raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy=remedy)
 
 
 def with_tuned_temperature(options: SamplingOptions, tuned_at: float, *, small: bool) -> SamplingOptions:

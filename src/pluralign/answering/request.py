@@ -3,10 +3,10 @@
 One request is the same for ``pluralign.answer``, the command and the server. It is checked once, when it is made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pluralign.theory.social_choice import COVERS, RULES, first_choices, pairwis
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import PromptLike
+from pluralign.votes.prompts import Item, PromptLike
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 
@@ -86,6 +86,15 @@ class AnswerRequest:
     def votes(self) -> PreferenceSet | None:
         """The user's own choices."""
         return None if self.choices is None else as_preferences(self.choices, LoadOptions(min_votes=1))
+
+
+Encode: TypeAlias = Callable[[Callable[[Sequence[Item]], Any], Sequence[Item]], Any]
+"""Takes an encoder and texts; returns the texts' vectors."""
+
+
+def at_once(encoder: Callable[[Sequence[Item]], Any], items: Sequence[Item]) -> Any:
+    """Return the vectors of texts: an ``Encode`` that calls the encoder here, once."""
+    return encoder(items)
 
 
 @dataclass(frozen=True, eq=False)

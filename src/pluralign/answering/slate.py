@@ -22,10 +22,6 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 NEAR_DUPLICATE = 0.8
 """Similarity of word trigrams from which two texts share one entry of the slate."""
-DRAFTS = 4
-"""Statements to request from the writer."""
-WRITING_TEMPERATURE = 0.7
-"""Maximum sampling temperature of drafts. At the higher temperature of candidates, small models write nonsense."""
 NO_MAJORITY = "No answer has a majority; this one comes nearest."
 NO_MAJORITY_BY_RULE = "No answer has a majority."
 INSTRUCTION = """People were asked: {prompt}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pluralign.answering.request import AnswerRequest, Voters
+from pluralign.answering.request import AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
@@ -23,14 +23,8 @@ from pluralign.measuring.leans import TRAITS, Lean
 from pluralign.text.features import TextFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import calibration
+from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
-from pluralign.theory.posterior import (
-    choice_log_likelihood,
-    choice_probability,
-    information_gain,
-    most_informative,
-    person_posterior,
-)
 from pluralign.votes.items import pair_texts
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Prompt
@@ -96,8 +90,8 @@ class ScoredChoices:
     def beliefs(self, voters: Voters, n: int | None = None) -> FloatArray:
         """Return the posterior of every kind of person given the first n choices, ``(k + 1, n_factors)``."""
         chance, tied = voters.chances(self.reward_a - self.reward_b, self.average), 0.5 * self.votes.counted_ties
-        log_likelihood = choice_log_likelihood(chance, self.votes.votes_a + tied, self.votes.votes_b + tied)
-        return person_posterior(log_likelihood[:n], voters.prior)
+        log_likelihood = theory.choice_log_likelihood(chance, self.votes.votes_a + tied, self.votes.votes_b + tied)
+        return theory.person_posterior(log_likelihood[:n], voters.prior)
 
 
 FEW_FOLLOWERS = 0.1
@@ -138,8 +132,10 @@ def find_user(
     if choices is not None:
         return User(steer_by_choices(choices, voters), choices.beliefs(voters))
     if request.member is not None:
-        return User(steer_to_member(request.member, len(voters.weights)))
-    if match is not None and not (match.unclear and names_a_trait(request.like, cards)):
+        if not 0 <= (member := request.member) < (k := len(voters.weights)):
+            raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
+        return User(Steering(member, "it was requested by number", 1.0, tuple(np.eye(k)[member].tolist())))
+    if match is not None and not (match.unclear and any(_matching_leans(request.like, cards))):
         return User(steer_by_meaning(match, voters, cards), voters.believed(match.posterior))
     return User(steer_by_words(request.like, cards, request.seed))
 
@@ -158,17 +154,6 @@ def steering_notes(voters: Voters) -> tuple[str, ...]:
     return (FITTED_WITHOUT_IDS,) if unknown else ()
 
 
-def steer_to_member(member: int, k: int) -> Steering:
-    """Return the steering of a member that was requested by number.
-
-    Raises:
-        UsageError: there is no such member.
-    """
-    if not 0 <= member < k:
-        raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
-    return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
-
-
 def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
     """Return what the user's choices say about the user: the posterior of ``theory.posterior``.
 
@@ -182,36 +167,25 @@ def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
     prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
     agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
     why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
-    return Steering(
-        best,
-        why,
-        float(path[-1][best]),
-        tuple(path[-1].tolist()),
-        tuple(tuple(p.tolist()) for p in path),
-        average=float(max(0.0, 1 - path[-1].sum())),
-    )
+    steps, nobody = tuple(tuple(step.tolist()) for step in path), float(max(0.0, 1 - path[-1].sum()))
+    return Steering(best, why, float(path[-1][best]), steps[-1], steps, average=nobody)
 
 
 def answer_for(
-    user: User,
-    beliefs: FloatArray,
-    voters: Voters,
-    prompt: str,
-    texts: Sequence[str],
-    rewards: FloatArray,
-    average: FloatArray | None,
+    user: User, voters: Voters, prompt: str, texts: Sequence[str], rewards: FloatArray, average: FloatArray | None
 ) -> tuple[int, Steering]:
     """Return the candidate with the most expected wins, and the steering with its support and the next pair to ask.
 
     Args:
-        user: what is known about the user.
-        beliefs: the posterior over people, ``(k + 1, n_factors)``.
+        user: what is known about the user, with beliefs.
         voters: the people that the user may be.
         prompt: the question.
         texts: the candidates.
         rewards: of the members, ``(n, k)``.
         average: of the reward for everyone, ``(n,)``.
     """
+    beliefs = user.beliefs
+    assert beliefs is not None  # noqa: S101 - not for a user known as a member
     wins = voters.expected_wins(rewards, average, beliefs)
     best = int(wins.argmax())
     steering = replace(user.steering, support=float(wins[best]))
@@ -220,7 +194,7 @@ def answer_for(
     few = np.argsort(-wins, kind="stable")[:ASK_AMONG]
     first, second = (few[index] for index in np.triu_indices(len(few), 1))
     difference = None if average is None else average[first] - average[second]
-    gains = information_gain(voters.chances(rewards[first] - rewards[second], difference), beliefs)
+    gains = theory.information_gain(voters.chances(rewards[first] - rewards[second], difference), beliefs)
     pair = int(gains.argmax())
     return best, replace(steering, ask=Ask(prompt, texts[first[pair]], texts[second[pair]], float(gains[pair])))
 
@@ -280,7 +254,8 @@ def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
 class Likings:
     """What the members like on held-out votes, as directions in the space of sentence vectors."""
 
-    features: TextFeatures
+    embed: Callable[[Sequence[str]], FloatArray]
+    """Takes n texts; returns their vectors, ``(n, d)``."""
     difference: FloatArray
     """v_a − v_b of each pair, ``(n_pairs, d)``."""
     liking: FloatArray
@@ -293,27 +268,29 @@ class Likings:
     weights: FloatArray
 
     @classmethod
-    def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes) -> "Likings | None":
+    def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes, encode: Encode = at_once) -> "Likings | None":
         """Encode held-out texts; their votes are not used. None without a transformers encoder or enough prompts."""
         features = sentence_features(ensemble)
         if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
             return None
+
+        def embed(texts: Sequence[str]) -> FloatArray:
+            return np.asarray(encode(features, [("", text) for text in texts]), dtype=np.float64)
+
         liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
         liking -= (liking @ ensemble.weights)[:, None]
         rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
         votes = held_out.preferences[rows]
-        n, texts = len(votes.responses), [*map(str, votes.responses), *COMMON]
-        vectors = np.asarray(features([("", text) for text in texts]), dtype=np.float64)
+        n, vectors = len(votes.responses), embed([*map(str, votes.responses), *COMMON])
         difference = vectors[votes.a_index] - vectors[votes.b_index]
         mean = vectors[:n].mean(axis=0)
-        return cls(features, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
+        return cls(embed, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
 
     def match(self, text: str, seed: int = 0) -> MeaningMatch:
         """Compare a description, such as "protect nature first", with what the members like."""
-        described = np.vstack([self.common, np.asarray(self.features([("", text)]), dtype=np.float64)]) - self.mean
-        return MeaningMatch(
-            meaning_posterior(self.difference, self.liking, self.prompts, described, self.weights, seed)
-        )
+        described = np.vstack([self.common, self.embed([text])]) - self.mean
+        known = self.difference, self.liking, self.prompts
+        return MeaningMatch(meaning_posterior(*known, described, self.weights, seed))
 
 
 def meaning_posterior(
@@ -356,13 +333,10 @@ def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Pro
     posterior = voters.model.people * match.posterior
     best = int(posterior.argmax())
     names = {card.member: card.label for card in profiles}
-    why = (
-        f"among the members, “{names.get(best, member_name(best))}” fits your words with probability "
-        f"{match.posterior[best]:.0%}, by their meaning"
-    )
-    return Steering(
-        best, why, float(posterior[best]), tuple(posterior.tolist()), average=float(1 - voters.model.people)
-    )
+    fits = f"fits your words with probability {match.posterior[best]:.0%}, by their meaning"
+    why = f"among the members, “{names.get(best, member_name(best))}” {fits}"
+    nobody = float(1 - voters.model.people)
+    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()), average=nobody)
 
 
 def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:
@@ -381,8 +355,8 @@ def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Calla
         UsageError: the language model gave no usable answer.
     """
     votes = held_out.preferences
-    chance = choice_probability(held_out.difference, voters.temperature, voters.undecided, voters.model.slip)
-    rows = most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS)
+    chance = theory.choice_probability(held_out.difference, voters.temperature, voters.undecided, voters.model.slip)
+    rows = theory.most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS)
     kept, chose_a = [], []
     for row in rows:
         prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
@@ -446,6 +420,8 @@ WANTED: Mapping[str, tuple[str, str]] = {
     "echo": ("on-topic", "original"),
 }
 """Words that request more or less of each trait."""
+KNOWN_WORDS_OF = ("length", "hedging", "formality", "warmth")
+"""Traits whose words an error suggests."""
 _NEGATIONS = frozenset(["not", "no", "less", "without", "never", "fewer", "dont", "don't", "avoid", "hate", "dislike"])
 
 
@@ -465,16 +441,13 @@ def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Ste
         UsageError: if there are no cards, no word matches, or no member leans in the wanted direction.
     """
     if not profiles:
-        raise UsageError(
-            "a preference in words is matched to the members' cards, which need held-out votes; pluralign fit keeps "
-            "them in the ensemble's folder."
-        )
+        problem = "a preference in words is matched to the members' cards, which need held-out votes"
+        raise UsageError(f"{problem}; pluralign fit keeps them in the ensemble's folder.")
     matches = _matching_leans(text, profiles)
     if not any(matches):
-        raise UsageError(
-            f"nothing in {text!r} names a trait that the cards measure; try words such as {_vocabulary()}, "
-            "or give a few choices of your own."
-        )
+        some = ", ".join(side.split()[0] for trait in KNOWN_WORDS_OF for side in WANTED[trait])
+        remedy = f"try words such as {some}, or give a few choices of your own"
+        raise UsageError(f"nothing in {text!r} names a trait that the cards measure; {remedy}.")
     random = random_stream(seed, STEERING_WORDS)
     # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
     n = len({lean.trait for leans in matches for lean, _ in leans})
@@ -489,11 +462,6 @@ def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Ste
     if posterior[best] < SURE_ENOUGH:
         why += "; others fit nearly as well"
     return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()))
-
-
-def names_a_trait(text: str, profiles: Sequence[Profile]) -> bool:
-    """Return whether a word of the text names a trait that the cards measure."""
-    return any(_matching_leans(text, profiles))
 
 
 def _matching_leans(text: str, profiles: Sequence[Profile]) -> list[list[tuple[Lean, int]]]:
@@ -530,9 +498,3 @@ def wanted_traits(text: str) -> dict[str, int]:
                 if word in more.split() or word in less.split():
                     wanted[trait] = direction * (1 if word in more.split() else -1)
     return wanted
-
-
-def _vocabulary() -> str:
-    return ", ".join(
-        side.split()[0] for trait in ("length", "hedging", "formality", "warmth") for side in WANTED[trait]
-    )

@@ -8,6 +8,7 @@ A run resumes: finished members are not trained again, and all files are written
 vLLM or another server, not here.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,34 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from pluralign.answering.adapters import (
-    Policy,
-    Response,
-    Samples,
-    Scale,
-    as_columns,
-    check_packages,
-    log_probs,
-    mean_length,
-    reward_scale,
-    sample_responses,
-    sampled_kl,
-    save_adapter,
-    train_adapter,
-)
+from pluralign.answering import adapters, policies
 from pluralign.answering.answer import Answerer
 from pluralign.answering.generate import load_prompts
 from pluralign.answering.options import TuneOptions
-from pluralign.answering.policies import (
-    BaseRecord,
-    ExampleAnswer,
-    Manifest,
-    Serving,
-    TunedPolicy,
-    load_manifest,
-    run_settings,
-    served_name,
-)
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
@@ -81,7 +58,7 @@ class Tuning:
     """Number of prompts left out: together with a response they exceed the model's context."""
     bad_rows: int
     """Number of rows without a prompt."""
-    members: list[TunedPolicy]
+    members: list[policies.TunedPolicy]
     matrix: list[list[float]]
     """Mean held-out reward of policy i by member j, over the tuned members, standardised."""
     base: list[float]
@@ -90,7 +67,7 @@ class Tuning:
     """Mean length of the base's responses."""
     resumed: int
     """Number of members that an earlier run had finished."""
-    serving: Serving
+    serving: policies.Serving
     notes: list[str]
     seconds: float
 
@@ -138,11 +115,11 @@ def tune(
     chosen = _chosen_members(ensemble, members)
     prompts, failures = load_prompts(prompts, limit=options.limit, seed=options.seed)
     _check_enough(prompts)
-    manifest = load_manifest(output, run_settings(ensemble, prompts, model, options))
+    manifest = policies.load_manifest(output, policies.run_settings(ensemble, prompts, model, options))
     finished = {policy.member for policy in manifest.members}
     remaining = {j: names.get(j, f"member {j}") for j in chosen if j not in finished}
     if remaining:
-        check_packages()
+        adapters.check_packages()
         manifest = _tune_members(remaining, manifest, ensemble, prompts, output, options, progress)
     base = manifest.base
     assert base is not None and manifest.serving is not None  # noqa: S101, PT018 - there is a finished member
@@ -178,11 +155,9 @@ def _chosen_members(ensemble: RewardEnsemble, members: Sequence[int]) -> list[in
 
 def _check_enough(prompts: Sequence[PromptLike], too_long: int = 0) -> None:
     if len(prompts) < FEWEST_PROMPTS:
-        given = f"there are {len(prompts)} distinct prompts"
-        if too_long:
-            given += f" that fit the model's context ({too_long:,} do not)"
-        problem = f"{given}, but at least {FEWEST_PROMPTS} are needed: two to train on and two to evaluate on"
-        raise DataError(problem, remedy="give more prompts")
+        which = f" that fit the model's context ({too_long:,} do not)" if too_long else ""
+        needed = f"at least {FEWEST_PROMPTS} are needed: two to train on and two to evaluate on"
+        raise DataError(f"there are {len(prompts)} distinct prompts{which}, but {needed}", remedy="give more prompts")
 
 
 def split_prompts(
@@ -217,7 +192,7 @@ class Run:
     """One run: the base model, the prompts, the base's responses to them, and their standardised rewards."""
 
     ensemble: RewardEnsemble
-    policy: Policy
+    policy: adapters.Policy
     """The base model; while a member is evaluated with its adapter."""
     train: list[PromptLike]
     held_out: list[PromptLike]
@@ -227,29 +202,29 @@ class Run:
     """Called after each sampled prompt and each optimiser step."""
 
     @cached_property
-    def base(self) -> Samples:
+    def base(self) -> adapters.Samples:
         """The base's responses to the training prompts, then to the held-out ones.
 
         They are JSON Lines of {prompt, held_out, responses, tokens}; stored prompts are not sampled again.
         """
         lines = JsonLines(self.output / BASE_FILE)
         stored = {Prompt(read_prompt(row["prompt"])).key: row for row in lines.rows()}
-        samples: Samples = []
+        samples: adapters.Samples = []
         for number, prompt in enumerate([*self.train, *self.held_out]):
             if (row := stored.get(Prompt(prompt).key)) is not None:
-                samples.append([Response(*both) for both in zip(row["tokens"], row["responses"], strict=True)])
+                samples.append([adapters.Response(*both) for both in zip(row["tokens"], row["responses"], strict=True)])
                 self.advance()
                 continue
-            (responses,) = sample_responses(self.policy, [prompt], self.options, self.advance)
+            (responses,) = adapters.sample_responses(self.policy, [prompt], self.options, self.advance)
             samples.append(responses)
             held_out = number >= len(self.train)
-            lines.append({"prompt": Prompt(prompt).json, "held_out": held_out, **as_columns(responses)})
+            lines.append({"prompt": Prompt(prompt).json, "held_out": held_out, **adapters.as_columns(responses)})
         return samples
 
     @cached_property
-    def scale(self) -> Scale:
+    def scale(self) -> adapters.Scale:
         """Standardises rewards by the base's responses to the training prompts."""
-        return reward_scale(self._raw_rewards(self.train, self.base[: len(self.train)]))
+        return adapters.reward_scale(self._raw_rewards(self.train, self.base[: len(self.train)]))
 
     @cached_property
     def train_rewards(self) -> FloatArray:
@@ -261,44 +236,49 @@ class Run:
         """``(n_held_out, n_samples, k)``."""
         return self.rewards(self.held_out, self.base[len(self.train) :])
 
-    def rewards(self, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
+    def rewards(self, prompts: Sequence[PromptLike], samples: adapters.Samples) -> FloatArray:
         """Return the standardised rewards of responses by all members, ``(n_prompts, n_samples, k)``."""
         return self.scale(self._raw_rewards(prompts, samples))
 
-    def _raw_rewards(self, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
+    def _raw_rewards(self, prompts: Sequence[PromptLike], samples: adapters.Samples) -> FloatArray:
         items = [(prompt, one.text) for prompt, responses in zip(prompts, samples, strict=True) for one in responses]
         return self.ensemble.rewards(items).reshape(len(prompts), -1, self.ensemble.k)
 
-    def record(self, too_long: int) -> BaseRecord:
+    def record(self, too_long: int) -> policies.BaseRecord:
         """Return the figures of the base."""
-        return BaseRecord(
-            name=served_name(self.policy.name),
+        return policies.BaseRecord(
+            name=policies.served_name(self.policy.name),
             prompts=len(self.train),
             held_out=len(self.held_out),
             too_long=too_long,
             scale={"mean": self.scale.mean.tolist(), "spread": self.scale.spread.tolist()},
             base_rewards=self.held_out_rewards.mean(axis=(0, 1)).tolist(),
-            base_tokens=mean_length(self.base[len(self.train) :]),
+            base_tokens=adapters.mean_length(self.base[len(self.train) :]),
         )
 
 
 def _tune_members(
     remaining: dict[int, str],
-    manifest: Manifest,
+    manifest: policies.Manifest,
     ensemble: RewardEnsemble,
     prompts: Sequence[PromptLike],
     output: Path,
     options: TuneOptions,
     progress: Progress | None,
-) -> Manifest:
+) -> policies.Manifest:
     """Sample the base, tune the remaining members one after the other, and return the finished manifest."""
-    policy = Policy(str(manifest.settings["model"]))
+    policy = adapters.Policy(str(manifest.settings["model"]))
     policy.check_ends()
     fitting = [prompt for prompt in prompts if policy.fits(prompt, options.max_new_tokens)]
     too_long = len(prompts) - len(fitting)
     _check_enough(fitting, too_long)
     train, held_out = split_prompts(fitting, options.held_out, options.seed)
-    advance = _counter(progress, len(fitting) + len(remaining) * (options.steps + len(held_out)))
+    done, total = itertools.count(1), len(fitting) + len(remaining) * (options.steps + len(held_out))
+
+    def advance() -> None:
+        if progress:
+            progress(next(done), total)
+
     run = Run(ensemble, policy, train, held_out, output, options, advance)
     manifest = replace(manifest, pluralign=__version__)
     manifest.save(output)
@@ -315,25 +295,25 @@ def _tune_members(
     return manifest
 
 
-def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
+def _tune_member(member: int, name: str, run: Run) -> policies.TunedPolicy:
     """Tune to one member, evaluate the policy, and save its adapter and samples. The policy ends without adapter."""
     started, policy, options = time.perf_counter(), run.policy, run.options
 
     def reward(items: Sequence[Item]) -> FloatArray:
         return run.scale(run.ensemble.rewards(items))[:, member]
 
-    adapted = train_adapter(run, run.train_rewards[..., member], reward)
+    adapted = adapters.train_adapter(run, run.train_rewards[..., member], reward)
     policy.model = adapted
-    after = sample_responses(policy, run.held_out, options, run.advance)
-    log_prob, base_log_prob = log_probs(policy, run.held_out, after, options)
+    after = adapters.sample_responses(policy, run.held_out, options, run.advance)
+    log_prob, base_log_prob = adapters.log_probs(policy, run.held_out, after, options)
     rewards, before = run.rewards(run.held_out, after), run.base[len(run.train) :]
     own_before, own_after = run.held_out_rewards[..., member], rewards[..., member]
     path = f"member-{member}"
-    save_adapter(adapted, served_name(policy.name), run.output / path)
+    adapters.save_adapter(adapted, policies.served_name(policy.name), run.output / path)
     JsonLines(run.output / SAMPLES_FOLDER / f"{path}.jsonl").replace(
         {
             "prompt": Prompt(prompt).json,
-            **as_columns(after[i]),
+            **adapters.as_columns(after[i]),
             "rewards": own_after[i].tolist(),
             "log_prob": log_prob[i].tolist(),
             "base_log_prob": base_log_prob[i].tolist(),
@@ -343,8 +323,8 @@ def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
     policy.model = adapted.unload()
     difference = own_after.mean(axis=1) - own_before.mean(axis=1)
     gain = clustered_interval(difference, np.arange(len(run.held_out)), seed=options.seed)
-    kl = sampled_kl(log_prob, base_log_prob)
-    return TunedPolicy(
+    kl = adapters.sampled_kl(log_prob, base_log_prob)
+    return policies.TunedPolicy(
         member=member,
         name=name,
         weight=float(run.ensemble.weights[member]),
@@ -356,10 +336,10 @@ def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
         kl=kl.mean,
         kl_standard_error=kl.standard_error,
         rewards=rewards.mean(axis=(0, 1)).tolist(),
-        tokens=mean_length(after),
+        tokens=adapters.mean_length(after),
         seconds=time.perf_counter() - started,
         samples=[
-            ExampleAnswer(
+            policies.ExampleAnswer(
                 prompt=Prompt(run.held_out[i]).json,
                 before=before[i][0].text,
                 after=after[i][0].text,
@@ -369,16 +349,3 @@ def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
             for i in range(min(EXAMPLES, len(after)))
         ],
     )
-
-
-def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
-    """Return a function that reports one more finished unit: a sampled prompt or an optimiser step."""
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress(done, total)
-
-    return advance

@@ -1,4 +1,4 @@
-"""What goes to which stream: results to stdout, as text or as JSON; notes, warnings and progress to stderr.
+"""What commands read, and what goes to which stream: results to stdout, as text or JSON; notes and progress to stderr.
 
 Everything that the command line prints passes through here. Control characters in data, names and paths are removed, so
 that no file can write to the terminal's title, move its cursor or hide text. JSON has them as escapes.
@@ -10,18 +10,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.text import printable, printable_json
 from pluralign.core.types import Progress
+from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-from pathlib import Path
-
-from pluralign.core.errors import UsageError
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.ensemble.record import Evaluation, LeftOut
+    from pluralign.votes.preferences import PreferenceSet
+    from pluralign.votes.raters import RaterVotes
 
 # --- Progress where stderr is no terminal, such as the log of a CI job: a plain line now and then if work takes long.
 
@@ -109,7 +115,7 @@ def show(parts: Iterable["RenderableType"]) -> None:
     """Print each part on stdout; as plain text if stdout is no terminal. Strings and ``no_wrap`` texts keep lines."""
     from rich.text import Text
 
-    from pluralign.cli.render.tables import SafeConsole
+    from pluralign.cli.render.results import SafeConsole
 
     console = SafeConsole(highlight=False)
     for part in parts:
@@ -153,7 +159,7 @@ def progress_bar(task: str) -> Iterator["Progress | None"]:
     from rich.markup import escape
     from rich.progress import Progress as Bar
 
-    from pluralign.cli.render.tables import SafeConsole
+    from pluralign.cli.render.results import SafeConsole
 
     with Bar(console=SafeConsole(stderr=True), transient=True) as bar:
         row = bar.add_task(escape(task), total=None)
@@ -177,28 +183,19 @@ def is_first_process() -> bool:
 # --- log messages on stderr -------------------------------------------------------------------------------------------
 
 
-class NoteFormatter(logging.Formatter):
-    """Writes a log message as ``LEVEL: message``; warnings are notes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one message as text."""
-        level = "note" if record.levelno == logging.WARNING else record.levelname
-        return f"{level}: {super().format(record)}"
-
-
 class StderrHandler(logging.Handler):
     """Prints log messages on ``sys.stderr`` of the moment, so that a progress bar is not torn."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message."""
-        say(self.format(record))
+        """Print one message as ``LEVEL: message``; warnings are notes."""
+        say(f"{'note' if record.levelno == logging.WARNING else record.levelname}: {self.format(record)}")
 
 
 def log_to_stderr(verbose: bool) -> None:
     """Print log messages of this application on stderr: warnings and errors, or everything if ``verbose``."""
-    handler = StderrHandler()
-    handler.setFormatter(NoteFormatter())
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING, handlers=[StderrHandler()], format="%(message)s"
+    )
 
 
 # --- What commands write: checked before the work, so that no result is lost and nothing else is replaced.
@@ -232,3 +229,85 @@ def output_folder(value: Path | None) -> Path | None:
 
 def _target(path: Path | None) -> Path | None:
     return path.resolve() if path is not None and path.is_symlink() else path
+
+
+# --- What commands read: votes, the held-out votes of an ensemble, and packages of optional extras.
+
+
+def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
+    """Return the votes that DATA names; a note on stderr counts the rows and votes that were dropped."""
+    from pluralign.votes.load import load_preferences
+
+    with progress_bar(f"Reading {data}") as progress:
+        preferences = load_preferences(data, options, progress=progress)
+    _note_dropped(preferences)
+    return preferences
+
+
+def rater_votes(data: str, column: str, options: LoadOptions) -> "RaterVotes":
+    """Return the votes that DATA names with the rater of each; a note on stderr counts what was dropped."""
+    from pluralign.votes.raters import load_rater_votes
+
+    with progress_bar(f"Reading {data}") as progress:
+        votes = load_rater_votes(data, column, options, progress=progress)
+    _note_dropped(votes.preferences)
+    if votes.without_rater and is_first_process():
+        note(f"{votes.without_rater:,} votes have no rater.")
+    return votes
+
+
+def _note_dropped(preferences: "PreferenceSet") -> None:
+    if preferences.dropped and is_first_process():
+        dropped = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
+        note(f"dropped from {preferences.name}: {dropped}.")
+
+
+def load_held_out_votes(
+    folder: Path, ensemble: "RewardEnsemble", data: str | None, *, all_prompts: bool = False
+) -> "HeldOutVotes":
+    """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards.
+
+    DATA is read with the options that fit recorded. Its prompts that the ensemble was trained on are left out unless
+    ``all_prompts``; a note on stderr counts them.
+    """
+    from pluralign.ensemble.held_out import load_held_out, score_held_out
+
+    if data is None:
+        if all_prompts:
+            raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
+        return load_held_out(folder, ensemble)
+    fitted = ensemble.record.data
+    preferences = load_votes(data, LoadOptions(**fitted.loaded.options) if fitted and fitted.loaded else LoadOptions())
+    with progress_bar("Encoding texts") as progress:
+        held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
+    note_left_out(held_out.left_out)
+    return held_out
+
+
+def evaluate_held_out(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int = 0) -> "Evaluation":
+    """Return the figures on votes that were scored already, with the number of pairs left out."""
+    from pluralign.measuring.evaluate import evaluate
+
+    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
+    return replace(evaluation, left_out=held_out.left_out)
+
+
+def note_left_out(left_out: "LeftOut") -> None:
+    """Say on stderr how many pairs were left out because the ensemble was trained on their prompts."""
+    if left_out.sentence and is_first_process():
+        note(left_out.sentence + (" evaluate --all includes them." if left_out.prompts else ""))
+
+
+@contextmanager
+def needs_extra(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Turn a failed import inside the block into a sentence with the ``pip install`` command of the extra.
+
+    Args:
+        package: the package to name if the failed import does not.
+        extra: the extra that installs it.
+        purpose: what needs it, such as "a report".
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(missing.name or package, extra, purpose) from None

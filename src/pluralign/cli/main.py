@@ -17,21 +17,20 @@ from typing import Annotated, Literal, NoReturn, TypeAlias
 import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
-from pluralign.cli.commands import analysis, answer, experiments, fit, serve, votes
+from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
 from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.text import one_line, printable
 from pluralign.core.version import __version__
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
-
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    "Start here": (experiments.demo, votes.inspect, fit.fit, fit.evaluate),
+    "Start here": (experiments.demo, fit.inspect, fit.fit, fit.evaluate),
     "Analyse an ensemble": (
         analysis.profile, analysis.diversity, analysis.certify, analysis.prune, analysis.report,
     ),
     "Use an ensemble": (answer.score, answer.compare, answer.answer, serve.serve, serve.tune, serve.export),
-    "Prepare data, and reproduce the paper": (fit.encode, answer.generate, votes.rankings, experiments.reproduce),
+    "Prepare data, and reproduce the paper": (fit.encode, answer.generate, analysis.rankings, experiments.reproduce),
 }  # fmt: skip
 """The commands, by their heading in ``--help``."""
 
@@ -46,16 +45,11 @@ app = typer.Typer(
 )
 
 
-def _register(command: Callable[..., None], panel: str) -> None:
-    """Add a command to the application; the help and the examples are those of its docstring."""
-    help_text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
-    epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
-    app.command(help=help_text, epilog=epilog, rich_help_panel=panel)(command)
-
-
 for heading, commands in COMMANDS.items():
-    for function in commands:
-        _register(function, heading)
+    for command in commands:  # the help and the examples are those of its docstring
+        help_text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+        epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
+        app.command(help=help_text, epilog=epilog, rich_help_panel=heading)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -5,14 +5,14 @@ import functools
 import inspect as introspection
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
 from pluralign.answering.options import TuneOptions
-from pluralign.cli.console import output_file
+from pluralign.cli.console import output_file, output_folder
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.files import atomic_write
 from pluralign.core.options import as_flags, check_seed
@@ -20,12 +20,15 @@ from pluralign.core.version import __version__
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.scale.options import EngineOptions
-from pluralign.server.limits import ServeOptions
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions, SamplingOptions
 from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.record import FitRecord
+
+
+# --- arguments and options of several commands ------------------------------------------------------------------------
 
 
 TABLE = "OURS=THEIRS"
@@ -64,6 +67,10 @@ AllPrompts = Annotated[
     bool,
     typer.Option("--all", help="Measure on training prompts too (default: they are left out). Scores are too good."),
 ]
+Candidates = Annotated[
+    str | None,
+    typer.Option(help="JSON Lines of {prompt, responses} to rank (default: the responses of held-out prompts)."),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an ensemble of other data or options in the output folder.")
 ]
@@ -93,6 +100,11 @@ PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of th
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
 
+def output_to(what: str, callback: Callable[[Path | None], Path | None] = output_folder) -> Any:
+    """Return the option ``--output`` for a folder, or for a file with the callback ``output_file``."""
+    return typer.Option("--output", "-o", callback=callback, help=what)
+
+
 def _checked_seed(seed: int) -> int:
     check_seed(seed)
     return seed
@@ -111,7 +123,7 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        flags = {config: [_as_parameter(config, field) for field in dataclasses.fields(config)] for config in configs}
+        flags = {config: list(_parameters(config)) for config in configs}
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
@@ -133,26 +145,26 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-_hints = functools.cache(get_type_hints)
-
-
-def _as_parameter(config: type, field: dataclasses.Field[Any]) -> introspection.Parameter:
-    kind, default = _hints(config)[field.name], field.default
-    if get_origin(kind) is Mapping:
-        kind, default = list[str], []
-    elif kind == int | str:
-        kind, default = str, str(default)
-    flag = f"--{field.name.replace('_', '-')}"
-    option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool and default else flag,
-        metavar=TABLE if get_origin(_hints(config)[field.name]) is Mapping else None,
-        help=field.metadata["help"],
-        show_default=default is not None and not isinstance(default, bool),
-        rich_help_panel=PANELS[config],
-    )
-    return introspection.Parameter(
-        field.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-    )
+def _parameters(config: type) -> Iterator[introspection.Parameter]:
+    """Yield the parameters for the fields of a dataclass that are options of the command line."""
+    hints = get_type_hints(config)
+    for field in dataclasses.fields(config):
+        if not field.metadata.get("command_line", True):
+            continue
+        kind, default, flag, metavar = hints[field.name], field.default, f"--{field.name.replace('_', '-')}", None
+        if get_origin(kind) is Mapping:
+            kind, default, metavar = list[str], [], TABLE
+        elif kind == int | str:
+            kind, default = str, str(default)
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind is bool and default else flag,
+            metavar=metavar,
+            help=field.metadata["help"],
+            show_default=default is not None and not isinstance(default, bool),
+            rich_help_panel=PANELS[config],
+        )
+        kinds = introspection.Parameter
+        yield kinds(field.name, kinds.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
@@ -301,7 +313,6 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         words = ["pluralign", "fit", "-" if data == "standard input" else data, "-o", str(fitted_in)]
         commands.append([*words, *as_flags(changed)])
     if pruned and pruned.source:
-        only_far = ["--only-far"] if pruned.only_far else []
-        words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}", *only_far]
-        commands.append(words)
+        words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}"]
+        commands.append([*words, *(["--only-far"] if pruned.only_far else [])])
     return [*commands, ["pluralign", *last]]

@@ -1,6 +1,6 @@
 """Resuming: results of finished steps are stored, so that a killed run continues after its last finished step.
 
-``Checkpoints`` stores arrays, JSON values and folders of one run, under names. ``JsonLines`` is a file that grows by
+``Checkpoints`` stores results and folders of one run, under names. ``JsonLines`` is a file that grows by
 one line per finished item. ``fingerprint`` identifies the inputs of a run.
 """
 
@@ -29,7 +29,7 @@ DIGEST_BYTES = 32
 """The file of a step starts with the SHA-256 of the rest."""
 INPUTS_FILE = "inputs.json"
 """Inputs of a run, stored beside its checkpoints."""
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = dict[str, npt.NDArray[Any]]
 Value = TypeVar("Value")
 
 
@@ -95,7 +95,7 @@ class Checkpoints:
         self.root = None if folder is None else Path(folder)
         self.inputs = inputs
         self.processes = processes
-        self._done: dict[str, Any] = {}
+        self._done: dict[str, Arrays] = {}
 
     @property
     def path(self) -> Path | None:
@@ -105,13 +105,14 @@ class Checkpoints:
     def keep(self, name: str, kind: type[Value], compute: Callable[[], Value]) -> Value:
         """Return the result of a step: as stored if the step was finished, else computed and stored.
 
-        A computed result is taken apart and put together too, so that it equals a stored one to the last digit.
+        A damaged file counts as missing. A computed result is taken apart and put together too, so that it equals a
+        stored one to the last digit.
 
         Args:
             name: of the step.
-            kind: type of the result: a dataclass, or a mapping or sequence of them. Its fields are arrays, numbers,
-                texts, dataclasses, mappings with int or str keys without "/", sequences, or None. Mappings come back
-                sorted by key, and an optional part that is empty comes back as None.
+            kind: type of the result: an array, a number, a text, a dataclass of these, or a mapping (with int or str
+                keys without "/") or sequence of these. Mappings come back sorted by key, and an optional part that is
+                empty comes back as None.
             compute: computes the result.
 
         Example:
@@ -122,35 +123,23 @@ class Checkpoints:
             >>> Checkpoints(None, {}).keep("joint", dict[int, Fit], lambda: {8: Fit(np.zeros(2), 0.1)})
             {8: Fit(theta=array([0., 0.]), undecided=0.1)}
         """
-        result: Value = _put_together(kind, self.arrays(name, lambda: _taken_apart(compute())))
-        return result
-
-    def arrays(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of a step: as stored if the step was finished, else computed and stored.
-
-        A damaged file counts as missing.
-        """
-
-        def computed() -> dict[str, npt.NDArray[Any]]:
-            if self.root is None:
-                return dict(compute())
+        path = None if self.path is None else self.path / f"{name}.safetensors"
+        if name not in self._done:
+            stored = None if path is None else self.processes.agreed(lambda: _read_step(path))
             # Stored arrays come back in C order, and the order can change the last digit of a product.
-            return {key: np.asarray(array, order="C") for key, array in compute().items()}
-
-        arrays: dict[str, npt.NDArray[Any]]
-        arrays = self._step(f"{name}.safetensors", computed, safetensors.numpy.save, safetensors.numpy.load)
-        return arrays
-
-    def value(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return the JSON value of a step: as stored if the step was finished, else computed and stored.
-
-        A computed value is passed through JSON too, so that it equals a stored one: tuples become lists.
-        """
-
-        def encode(value: Any) -> bytes:
-            return json.dumps(value, ensure_ascii=False).encode()
-
-        return self._step(f"{name}.json", lambda: json.loads(encode(compute())), encode, json.loads)
+            order: Any = "K" if path is None else "C"
+            self._done[name] = (
+                safetensors.numpy.load(stored)
+                if stored is not None
+                else {key: np.asarray(array, order=order) for key, array in _taken_apart(compute()).items()}
+            )
+            if path is not None and stored is None and self.processes.first:
+                data = safetensors.numpy.save(self._done[name])
+                with atomic_write(path) as partial:
+                    partial.write_bytes(hashlib.sha256(data).digest() + data)
+                self._store_inputs()
+        result: Value = _put_together(kind, self._done[name])
+        return result
 
     def folder(self, name: str, fill: Callable[[Path], None]) -> Path:
         """Return the folder of a step: as stored if the step was finished, else created and filled by ``fill``.
@@ -170,53 +159,11 @@ class Checkpoints:
         self.processes.wait()
         return target
 
-    def has(self, name: str) -> bool:
-        """Return whether a step is stored, whatever its kind."""
-        if self.path is None:
-            return False
-        files = [self.path / f"{name}{suffix}" for suffix in (".safetensors", ".json", "")]
-        return self.processes.agreed(lambda: any(file.exists() for file in files))
-
-    def forget(self, name: str) -> None:
-        """Remove a stored step, so that it is computed again."""
-        for file in (f"{name}.safetensors", f"{name}.json"):
-            self._done.pop(file, None)
-        if self.path is not None and self.processes.first:
-            (self.path / f"{name}.safetensors").unlink(missing_ok=True)
-            (self.path / f"{name}.json").unlink(missing_ok=True)
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        self.processes.wait()
-
-    def other_runs(self) -> list[dict[str, Any]]:
-        """Return the inputs of other runs with checkpoints in the root folder, for callers that refuse to mix runs.
-
-        The inputs of a run that did not store them are an empty mapping.
-        """
-        if self.root is None:
-            return []
-        others = [path for path in sorted(self.root.glob(f"{UNFINISHED}*")) if path != self.path]
-        return [_read_inputs(path / INPUTS_FILE) for path in others]
-
     def finish(self) -> None:
         """Remove the checkpoints of this run and of all other runs in the root folder."""
         if self.root is not None and self.processes.first:
             for path in self.root.glob(f"{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _step(
-        self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
-    ) -> Any:
-        if file in self._done:
-            return self._done[file]
-        path = None if self.path is None else self.path / file
-        stored = None if path is None else self.processes.agreed(lambda: _read_step(path))
-        value = self._done[file] = compute() if stored is None else decode(stored)
-        if path is not None and stored is None and self.processes.first:
-            data = encode(value)
-            with atomic_write(path) as partial:
-                partial.write_bytes(hashlib.sha256(data).digest() + data)
-            self._store_inputs()
-        return value
 
     def _store_inputs(self) -> None:
         if self.path is not None and self.processes.first and not (self.path / INPUTS_FILE).is_file():
@@ -231,14 +178,7 @@ def _read_step(path: Path) -> bytes | None:
     return data if hashlib.sha256(data).digest() == digest else None
 
 
-def _read_inputs(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _taken_apart(value: Any) -> dict[str, npt.NDArray[Any]]:
+def _taken_apart(value: Any) -> Arrays:
     """Return the arrays of a value by path, such as ``8/theta``; the path of an array itself is empty."""
     if dataclasses.is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
@@ -263,7 +203,7 @@ def _put_together(kind: Any, arrays: Arrays) -> Any:
     if origin in (Union, types.UnionType):
         (kind,) = (choice for choice in arguments if choice is not types.NoneType)
         return _put_together(kind, arrays) if arrays else None
-    below: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    below: dict[str, Arrays] = {}
     for path, array in arrays.items():
         name, _, rest = path.partition("/")
         below.setdefault(name, {})[rest] = array

@@ -114,13 +114,11 @@ def link_folder(source: Path, target: Path, kept: Collection[str] = (".",)) -> N
         kept: the subfolders to take; ``.`` is the folder itself.
     """
 
-    def link_or_copy(file: str, to: str) -> str:
-        link: Callable[[str, str], None] = os.link
+    def link_or_copy(file: str, to: str) -> None:
         try:
-            link(file, to)
+            os.link(file, to)
         except OSError:
             shutil.copy2(file, to)
-        return to
 
     with atomic_folder(target) as partial:
         for name in kept:
@@ -163,14 +161,12 @@ def writable_file(path: str | os.PathLike[str]) -> Path:
     Raises:
         UsageError: there is something else: a folder, a device, a pipe or a socket, which must not be replaced.
     """
-    try:
+    with suppress(FileNotFoundError):
         mode = Path(path).stat().st_mode  # before the link is followed by name: /dev/stdout leads to no path
-    except FileNotFoundError:
-        return Path(os.path.realpath(path))
-    if stat.S_ISREG(mode):
-        return Path(os.path.realpath(path))
-    kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-    raise UsageError(f"{path} is {kind}: name another file.")
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise UsageError(f"{path} is {kind}: name another file.")
+    return Path(os.path.realpath(path))
 
 
 @contextmanager
@@ -201,7 +197,8 @@ def _partial(target: Path, create: Callable[[Path], None], take_over: Callable[[
 
     It has a random name if another writer of the same target is alive.
     """
-    stem = target.name if len(os.fsencode(target.name)) <= LONGEST_STEM else _name_hash(target.name)
+    name = os.fsencode(target.name)
+    stem = target.name if len(name) <= LONGEST_STEM else hashlib.sha256(name).hexdigest()[:32]
     for attempt in itertools.count():
         unique = f".{secrets.token_hex(4)}" if attempt or sys.platform == "win32" else ""
         partial = target.parent / f".{stem}{unique}.partial"
@@ -211,7 +208,12 @@ def _partial(target: Path, create: Callable[[Path], None], take_over: Callable[[
         except FileExistsError:
             is_new = False
         with _lock(partial, is_new) as is_locked:
-            if is_locked and (is_new or _emptied(partial, take_over)):
+            if is_locked and not is_new:
+                try:
+                    take_over(partial)
+                except OSError:  # it belongs to another user
+                    continue
+            if is_locked:
                 yield partial
                 return
 
@@ -242,15 +244,6 @@ def _lock(path: Path, is_new: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _emptied(partial: Path, take_over: Callable[[Path], None]) -> bool:
-    """Empty what a killed process left; False if that is not allowed, because it belongs to another user."""
-    try:
-        take_over(partial)
-    except OSError:
-        return False
-    return True
-
-
 def _create_file(path: Path) -> None:
     # The kernel applies the umask to 0o666; tempfile would create a file that only its owner can read.
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -263,10 +256,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _name_hash(name: str) -> str:
-    return hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
 
 
 # --- other ------------------------------------------------------------------------------------------------------------

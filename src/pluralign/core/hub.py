@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.text import one_line
 
-HUB_REASON_LENGTH = 200
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 """Pattern of a repository id, OWNER/NAME."""
 
@@ -34,13 +34,10 @@ def hub_folder(
     Raises:
         DataError: the download failed.
     """
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingExtraError("huggingface-hub", "hf", f"downloading {name}") from None
+    hub = _hub(f"downloading {name}")
     try:
         patterns = {"allow_patterns": only} if only else {"ignore_patterns": without}
-        folder = huggingface_hub.snapshot_download(name, repo_type=kind, revision=revision, **patterns)
+        folder = hub.snapshot_download(name, repo_type=kind, revision=revision, **patterns)
     except Exception as error:  # the hub raises many unrelated types for "not found" and "no network"
         problem = f"the download from the hub failed ({hub_reason(error)})"
         raise DataError(problem, file=f"hf:{name}", remedy=remedy) from error
@@ -49,23 +46,18 @@ def hub_folder(
 
 def hub_files(name: str, revision: str | None = None) -> list[str]:
     """Return the names of the files of a model repository; none if the hub does not answer."""
-    import huggingface_hub
-
     try:
-        return list(huggingface_hub.list_repo_files(name, revision=revision))
+        return list(_hub(f"listing {name}").list_repo_files(name, revision=revision))
     except Exception:  # many unrelated types, as above; the list only makes an error message clearer
         return []
 
 
 def check_upload(name: str) -> None:
     """Raise UsageError if the repository name is invalid or there is no token for the upload."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingExtraError("huggingface-hub", "hf", f"uploading {name}") from None
+    hub = _hub(f"uploading {name}")
     if not HUB_ID.fullmatch(name):
         raise UsageError(f"a hub repository must be named OWNER/NAME, not {name!r}.")
-    if not huggingface_hub.get_token():
+    if not hub.get_token():
         raise UsageError(f"uploading {name} needs a token: run  hf auth login  or set HF_TOKEN.")
 
 
@@ -79,13 +71,10 @@ def upload_model(folder: Path, name: str, *, private: bool = True, kept: bool = 
         kept: whether the folder stays on disk if the upload fails, for the error message.
     """
     check_upload(name)
-    import huggingface_hub
-
+    hub, message = _hub(f"uploading {name}"), "Export of pluralign"
     try:
-        made = huggingface_hub.create_repo(name, repo_type="model", private=private, exist_ok=True)
-        huggingface_hub.upload_folder(
-            repo_id=made.repo_id, folder_path=folder, repo_type="model", commit_message="Export of pluralign"
-        )
+        made = hub.create_repo(name, repo_type="model", private=private, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, repo_type="model", commit_message=message)
     except Exception as error:  # many unrelated types, as above
         remedy = "check the name, the permissions of the token and the network"
         remedy += f"; the export is complete in {folder}" if kept else ""
@@ -100,4 +89,12 @@ def hub_reason(error: Exception) -> str:
         >>> hub_reason(ConnectionError("no route\\n to host"))
         'ConnectionError: no route to host'
     """
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:HUB_REASON_LENGTH]}"
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _hub(purpose: str) -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtraError("huggingface-hub", "hf", purpose) from None
+    return huggingface_hub

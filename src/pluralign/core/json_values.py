@@ -73,11 +73,8 @@ def _build(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_json(hint, _checked(value, isinstance(value, Mapping)))
     if hint is float:
-        return (
-            math.nan
-            if value is None
-            else float(_checked(value, type(value) is float or (type(value) is int and abs(value) < LARGEST)))
-        )
+        is_number = value is None or type(value) is float or (type(value) is int and abs(value) < LARGEST)
+        return float(_checked(math.nan if value is None else value, is_number))
     if origin is tuple:
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_build(kind, item) for kind, item in zip(kinds, _checked(value, type(value) is list), strict=True))

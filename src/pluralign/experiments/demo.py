@@ -1,7 +1,7 @@
 """``demo``: fit every method on a town hall with known preferences, analyse one ensemble in detail, and report it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
-from pluralign.learning.frozen import fit_members, fit_members_to_raters
+from pluralign.learning.frozen import fit_members
 from pluralign.learning.measure import read_ensemble
 from pluralign.learning.options import FitOptions
 from pluralign.learning.task import MANY_PAIRS, LearningData
@@ -207,22 +207,17 @@ def fit_features(
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
     data = LearningData(preferences, rows, vectors, nothing, chosen)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return fit_members(data) if raters is None else fit_members_to_raters(data, raters)
+        return fit_members(data, raters)
 
 
 def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:
     record = ensemble.record
     if record.evaluation is None:
         raise UsageError("the demo needs held-out prompts: test_fraction must be above 0.")
-    return MethodResult(
-        name=name,
-        k=ensemble.k,
-        brier=record.evaluation.test.brier,
-        brier_corrected=record.evaluation.test.brier_corrected,
-        true_error=calibration.brier(share, truth),
-        worst_disagreement=record.evaluation.worst_disagreement(),
-        seconds=None if record.seconds is None else record.seconds - (record.seconds_encoding or 0.0),
-    )
+    brier, corrected = record.evaluation.test.brier, record.evaluation.test.brier_corrected
+    seconds = None if record.seconds is None else record.seconds - (record.seconds_encoding or 0.0)
+    worst, true_error = record.evaluation.worst_disagreement(), calibration.brier(share, truth)
+    return MethodResult(name, ensemble.k, brier, corrected, true_error, worst, seconds)
 
 
 def _measure_share(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> MethodResult:
@@ -294,14 +289,8 @@ def write_demo_report(result: DemoResult, path: Path, commands: Sequence[Sequenc
     """
     from pluralign.publishing.report import page
 
-    text = page(
-        result.ensemble,
-        result.report_data,
-        name="The town hall",
-        commands=commands,
-        camps=result.camps,
-        details=list(detail_tables(result)),
-    )
+    tables: dict[str, Any] = {"camps": result.camps, "details": list(detail_tables(result))}
+    text = page(result.ensemble, result.report_data, name="The town hall", commands=commands, **tables)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
@@ -313,10 +302,7 @@ def detail_tables(result: DemoResult) -> Iterator[Table]:
     yield Table(
         "All methods on held-out prompts, best first",
         ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
-        [
-            (one.name, one.k, one.brier, one.brier_corrected, one.true_error, one.worst_disagreement, _seconds(one))
-            for one in result.methods
-        ],
+        [(*astuple(one)[:-1], "" if one.seconds is None else f"{one.seconds:.1f}") for one in result.methods],
         "True error: squared distance to the shares of the whole town. Corrected: an estimate of it from the votes "
         "alone. Worst member: largest disagreement of a member (chance level .500).",
     )
@@ -341,32 +327,21 @@ def detail_tables(result: DemoResult) -> Iterator[Table]:
     )
     slate = {entry.text: f"{entry.share:.0%}" for entry in asked.answer.answers}
     chosen = asked.answer.consensus.text if asked.answer.consensus else ""
+    places = [(slate.get(text, "not shown"), f"{asked.share_of(text):.0%}") for text in asked.responses]
+    shown = [f"{'Consensus. ' if text == chosen else ''}{text}" for text in asked.responses]
     yield Table(
         f"One held-out question: “{asked.prompt}”",
         ("", "predicted", "share of the town", ""),
-        [
-            (
-                f"answer {place}",
-                slate.get(text, "not shown"),
-                f"{asked.share_of(text):.0%}",
-                f"{'Consensus. ' if text == chosen else ''}{text}",
-            )
-            for place, text in enumerate(asked.responses, 1)
-        ],
+        [(f"answer {i}", *place, text) for i, (place, text) in enumerate(zip(places, shown, strict=True), 1)],
         "Predicted share of people with this first choice, for the answers of the slate, and true share of the town.",
         texts=(0, -1),
     )
+    mixture = result.rankings
+    named = (" > ".join(mixture.alternatives[place] for place in ranking) for ranking in mixture.rankings)
     yield Table(
         "Rankings that give the shares of the whole town on this question",
         ("weight", "ranking, best first"),
-        [
-            (weight, " > ".join(result.rankings.alternatives[place] for place in ranking))
-            for weight, ranking in zip(result.rankings.weights, result.rankings.rankings, strict=True)
-        ],
-        f"At most {result.rankings.size_at_most} rankings are needed (Carathéodory). The mixture is not unique.",
+        list(zip(mixture.weights, named, strict=True)),
+        f"At most {mixture.size_at_most} rankings are needed (Carathéodory). The mixture is not unique.",
         texts=(1,),
     )
-
-
-def _seconds(method: MethodResult) -> str:
-    return "" if method.seconds is None else f"{method.seconds:.1f}"

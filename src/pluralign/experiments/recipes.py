@@ -6,14 +6,14 @@ A recipe is a file ``recipes/NAME.toml``: one for each of the paper's data sets 
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.json_values import from_json
-from pluralign.core.options import as_flags, changed_options, check_seed
+from pluralign.core.options import as_flags, changed_options, check_seed, option
 from pluralign.votes.options import LoadOptions
 
 RECIPES = ("multipref", "personalllm", "helpsteer2", "tldr")
@@ -32,27 +32,15 @@ RECORD_FILE = "reproduce.json"
 class ReproduceOptions:
     """Inputs of an experiment beside its votes."""
 
-    backbone: str | None = field(
-        default=None, metadata={"help": "Checkpoint to fine-tune for each member: a folder or a hub id."}
+    backbone: str | None = option(None, "Checkpoint to fine-tune for each member: a folder or a hub id.")
+    encoder: str | None = option(None, "Use frozen features of this encoder instead of a backbone.")
+    hardware: str = option(HARDWARE[0], f"Settings of training: {', '.join(HARDWARE)}; or a TOML file.")
+    model: str | None = option(
+        None, "Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."
     )
-    encoder: str | None = field(
-        default=None, metadata={"help": "Use frozen features of this encoder instead of a backbone."}
-    )
-    hardware: str = field(
-        default=HARDWARE[0],
-        metadata={
-            "help": f"Settings of training: {', '.join(HARDWARE[:-1])} or {HARDWARE[-1]}; or a TOML file like these."
-        },
-    )
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."},
-    )
-    prompts: str | None = field(
-        default=None, metadata={"help": "Prompts to continue, such as prism:FOLDER (default: those of the recipe)."}
-    )
-    tiny: bool = field(default=False, metadata={"help": "Rehearse every step with few votes and a tiny random model."})
-    seed: int = field(default=0, metadata={"help": "Random seed."})
+    prompts: str | None = option(None, "Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
+    tiny: bool = option(False, "Rehearse every step with few votes and a tiny random model.")
+    seed: int = option(0, "Random seed.")
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -198,32 +186,23 @@ class Experiment:
         reading = as_flags({name: getattr(self.load, name) for name in changed_options(self.load)})
         ensemble, candidates = str(self.folder / "ensemble"), str(self.folder / "candidates.jsonl")
         compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
-        steps = [
-            Step("inspect", f"Read the votes{compared}.", [self.data, *reading]),
-            Step(
-                "fit",
-                f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
-                [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
-            ),
-            Step(
-                "generate",
-                f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
-                [self.prompts, "-o", candidates, *as_flags(self.sampling)],
-            ),
-            Step(
-                "diversity",
-                "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
-                [ensemble, candidates],
-            ),
-            Step(
-                "report",
-                "Write one page with figures, member cards and case studies.",
-                [ensemble, "-o", str(self.folder / "report.html"), "--candidates", candidates],
-            ),
-        ]
-        launch = [] if self.options.encoder else self.hardware.launch
-        starts = {"fit": [*launch, "pluralign", "fit"]}
-        return [replace(one, command=[*starts.get(one.name, ["pluralign", one.name]), *one.command]) for one in steps]
+        does = {
+            "inspect": f"Read the votes{compared}.",
+            "fit": f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
+            "generate": f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
+            "diversity": "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
+            "report": "Write one page with figures, member cards and case studies.",
+        }
+        arguments = {
+            "inspect": [self.data, *reading],
+            "fit": [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
+            "generate": [self.prompts, "-o", candidates, *as_flags(self.sampling)],
+            "diversity": [ensemble, candidates],
+            "report": [ensemble, "-o", str(self.folder / "report.html"), "--candidates", candidates],
+        }
+        launch = {"fit": () if self.options.encoder else self.hardware.launch}
+        commands = {name: [*launch.get(name, ()), "pluralign", name, *words] for name, words in arguments.items()}
+        return [Step(name, text, commands[name]) for name, text in does.items()]
 
 
 def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOptions) -> list[Experiment]:

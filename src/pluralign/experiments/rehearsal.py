@@ -35,12 +35,10 @@ def rehearsal(experiment: Experiment) -> Experiment:
     recipe, options, folder = experiment.recipe, experiment.options, experiment.folder / "rehearsal"
     votes, model = folder / "votes.parquet", folder / "model"
     if not votes.exists():  # a run with another seed must not change the votes of a finished one: it is rejected later
-        town = experiment.data in RECIPES
-        known = (
-            town_hall(PAIRS, seed=options.seed).preferences
-            if town
-            else load_preferences(experiment.data, experiment.load)
-        )
+        if experiment.data in RECIPES:
+            known = town_hall(PAIRS, seed=options.seed).preferences
+        else:
+            known = load_preferences(experiment.data, experiment.load)
         folder.mkdir(parents=True, exist_ok=True)
         known[known.prompt_index < PROMPTS][:PAIRS].save(votes)
     if not (model / "tokenizer.json").is_file():

@@ -127,7 +127,10 @@ def reproduce(
             f"the members of {todo[0].recipe.title} start from {todo[0].recipe.starts_from}: name one with --backbone, "
             "or frozen features with --encoder; --dry-run shows the commands and --tiny rehearses them."
         )
-    reporting = _reporting()
+    try:  # before hours of training, as it may not be installed
+        from pluralign.publishing import report
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
     done = {}
     for one in todo:
 
@@ -135,7 +138,7 @@ def reproduce(
             announce(prefix + text)
 
         with one_thread() if options.tiny else nullcontext():
-            done[one.recipe.name] = _run(rehearsal(one) if options.tiny else one, reporting, say, progress)
+            done[one.recipe.name] = _run(rehearsal(one) if options.tiny else one, report.page, say, progress)
     drawn: list[Path] = []
     if len(todo) > 1:
         from pluralign.publishing import figures
@@ -148,16 +151,7 @@ def reproduce(
     return Reproduction(str(folder), options.tiny, done, list(map(str, drawn)))
 
 
-def _reporting() -> Any:
-    """Return the module that writes reports; before hours of training, as it may not be installed."""
-    try:
-        from pluralign.publishing import report
-    except ModuleNotFoundError as missing:
-        raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
-    return report
-
-
-def _run(experiment: Experiment, reporting: Any, announce: Announce, progress: Progress | None) -> Outcome:
+def _run(experiment: Experiment, page: Callable[..., str], announce: Announce, progress: Progress | None) -> Outcome:
     """Run the steps of an experiment that are not finished."""
     recipe, folder, run = experiment.recipe, experiment.folder, _StepRunner(experiment, announce)
     inspecting, fitting, sampling, ranking, writing = experiment.steps
@@ -180,7 +174,7 @@ def _run(experiment: Experiment, reporting: Any, announce: Announce, progress: P
         held_out, file = load_held_out(folder / "ensemble"), folder / "report.html"
         data = collect_report_data(ensemble, held_out, options=options, progress=progress)
         with atomic_write(file) as partial:
-            partial.write_text(reporting.page(ensemble, data, name=recipe.title, commands=commands), encoding="utf-8")
+            partial.write_text(page(ensemble, data, name=recipe.title, commands=commands), encoding="utf-8")
         return str(file)
 
     floor = evaluation.baselines["floor"].brier
@@ -221,9 +215,8 @@ class _StepRunner:
             except (ValueError, KeyError, TypeError):
                 raise DataError("it cannot be read", file=str(self._file), remedy="use another folder") from None
             if changed:
-                raise UsageError(
-                    f"{self._file.parent} holds another run; name a new folder, or repeat that run's options."
-                )
+                folder = self._file.parent
+                raise UsageError(f"{folder} holds another run; name a new folder, or repeat that run's options.")
 
     def __call__(self, step: Step, compute: Callable[[], Any], product: Path | None = None) -> Any:
         """Return the result of a step as JSON; the step runs if its result or its ``product`` is missing."""

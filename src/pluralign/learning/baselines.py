@@ -6,7 +6,7 @@ other votes too. All rewards are linear in the features. Regularisation and damp
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,32 +16,10 @@ from scipy.special import ndtr
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, random_stream
-from pluralign.learning.bradley_terry import (
-    FACTORS,
-    FEW_DIRECTIONS,
-    L2_GRID,
-    SEARCH_DIRECTIONS,
-    SEARCH_FOLDS,
-    directions_with,
-    fit_bradley_terry,
-    fit_em,
-    mixture_shares,
-    path_shares,
-    principal_directions,
-)
-from pluralign.learning.pairs import (
-    Differences,
-    Matrix,
-    Pairs,
-    brier_on_folds,
-    errors_on_folds,
-    first_columns,
-    hard_votes,
-    row_squares,
-    scores,
-)
+from pluralign.learning import bradley_terry as bt
+from pluralign.learning.pairs import Differences, Matrix, Pairs, brier_on_folds, errors_on_folds, hard_votes, scores
 from pluralign.learning.stagewise import solve_weights
-from pluralign.learning.teacher import damp
+from pluralign.learning.teacher import damp, mean_row_square
 from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower
 
@@ -50,7 +28,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
 """Regularisation strengths of the mean–variance baseline to choose from."""
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)
-UNDECIDED = np.linspace(0.0, 0.8, 17)
+UNDECIDED = tuple(np.linspace(0.0, 0.8, 17))
 DAMPINGS = (1.0, 3.0, 10.0)
 """Values of c that damped soft BT tries beside 0, which is plain soft BT."""
 
@@ -80,7 +58,7 @@ class Baseline:
         return FORMULAS[self.formula](self.arrays, self._inputs(pairs))
 
     def _inputs(self, pairs: Differences) -> Differences:
-        return first_columns(pairs, len(self.arrays["theta"]))
+        return replace(pairs, inputs=pairs.inputs[:, : len(self.arrays["theta"])])
 
 
 def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
@@ -132,12 +110,7 @@ BASELINES = {
 
 
 def fit_baselines(
-    pairs: Pairs,
-    folds: Sequence[Mask],
-    k: int,
-    *,
-    seed: int = 0,
-    report: Callable[[str], None] = lambda _: None,
+    pairs: Pairs, folds: Sequence[Mask], k: int, *, seed: int = 0, report: Callable[[str], None] = lambda _: None
 ) -> dict[str, Baseline]:
     """Fit every baseline on the training pairs.
 
@@ -156,18 +129,18 @@ def fit_baselines(
         arrays = {part: np.asarray(array) for part, array in make().items()}
         fitted[name] = Baseline(BASELINES[name], arrays, time.perf_counter() - start)
 
-    reduced = pairs.difference @ principal_directions(pairs.difference, SEARCH_DIRECTIONS)
+    reduced = pairs.difference @ bt.principal_directions(pairs.difference, bt.SEARCH_DIRECTIONS)
     shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
     fit("soft_bt", lambda: _fit_single(pairs, reduced, shares, folds))
     fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
     single = fitted["soft_bt"].arrays
     theta, l2 = single["theta"], float(single["l2"])
-    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
+    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)[1]})
     fit("damped_bt", lambda: fit_damped(pairs, single, folds))
     fit("undecided_bt", lambda: fit_undecided(pairs, fitted["damped_bt"].arrays, folds))
     fit("pair", lambda: fit_pair(pairs, theta))
     fit("bootstrap", lambda: _fit_bootstrap(pairs, reduced, l2, folds, k, seed))
-    fit("mean_variance", lambda: fit_mean_variance(pairs, theta, folds[:SEARCH_FOLDS]))
+    fit("mean_variance", lambda: fit_mean_variance(pairs, theta, folds[: bt.SEARCH_FOLDS]))
     fit("mixture", lambda: _fit_mixture(pairs, single, fitted["damped_bt"].arrays, folds, k, seed))
     return fitted
 
@@ -177,8 +150,8 @@ def fit_baselines(
 
 def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
-    l2 = L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, path_shares(reduced, target))))]
-    return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
+    l2 = bt.L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, bt.path_shares(reduced, target))))]
+    return {"theta": bt.fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
 
 
 def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
@@ -194,28 +167,32 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
         folds: masks of validation pairs, ``(n,)`` each.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
-    directions = principal_directions(difference, SEARCH_DIRECTIONS)
+    mean_square = mean_row_square(difference)
+    directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     damping, l2 = 0.0, float(plain["l2"])
-    error = errors_on_folds(prob_a, folds, path_shares(difference @ directions, prob_a, [l2]))[:, 0]
+    error = errors_on_folds(prob_a, folds, bt.path_shares(difference @ directions, prob_a, [l2]))[:, 0]
     for candidate in DAMPINGS:
         reduced = damp(difference, candidate, mean_square) @ directions
-        errors = errors_on_folds(prob_a, folds, path_shares(reduced, prob_a))
+        errors = errors_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a))
         best = int(np.argmin(np.mean([errors[fold].mean(axis=0) for fold in folds], axis=0)))
         if clearly_lower(errors[:, best] - error, pairs.prompt):
-            damping, l2, error = candidate, L2_GRID[best], errors[:, best]
-    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+            damping, l2, error = candidate, bt.L2_GRID[best], errors[:, best]
+    theta = bt.fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
-def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
-    """Return the T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
+def _temperature(
+    reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float, shares: Sequence[float] = (0.0,)
+) -> tuple[float, float]:
+    """Return the u and T for which u/2 + (1 − u) σ(Δr/T), fitted without the validation prompts, predicts them best."""
 
     def shares_of(fold: Mask) -> Iterator[FloatArray]:
-        z = scores(reduced[fold], fit_bradley_terry(reduced[~fold], prob_a[~fold], l2))
-        return (sigmoid(z / temperature) for temperature in TEMPERATURES)
+        z = scores(reduced[fold], bt.fit_bradley_terry(reduced[~fold], prob_a[~fold], l2))
+        soft = [sigmoid(z / temperature) for temperature in TEMPERATURES]
+        return (with_undecided(share, u) for u in shares for share in soft)
 
-    return float(TEMPERATURES[int(np.argmin(brier_on_folds(prob_a, folds, shares_of)))])
+    row, column = divmod(int(np.argmin(brier_on_folds(prob_a, folds, shares_of))), len(TEMPERATURES))
+    return shares[row], float(TEMPERATURES[column])
 
 
 def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
@@ -229,16 +206,9 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[s
         folds: masks of validation pairs, ``(n,)`` each.
     """
     difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
-    reduced = difference @ principal_directions(difference, SEARCH_DIRECTIONS)
-
-    def shares_of(fold: Mask) -> Iterator[FloatArray]:
-        z = scores(reduced[fold], fit_bradley_terry(reduced[~fold], pairs.prob_a[~fold], float(damped["l2"])))
-        shares = [sigmoid(z / temperature) for temperature in TEMPERATURES]
-        return (with_undecided(share, u) for u in UNDECIDED for share in shares)
-
-    best = int(np.argmin(brier_on_folds(pairs.prob_a, folds, shares_of)))
-    row, column = divmod(best, len(TEMPERATURES))
-    return {**damped, "undecided": UNDECIDED[row], "temperature": TEMPERATURES[column]}
+    reduced = difference @ bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
+    u, temperature = _temperature(reduced, pairs.prob_a, folds, float(damped["l2"]), UNDECIDED)
+    return {**damped, "undecided": u, "temperature": temperature}
 
 
 def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
@@ -259,10 +229,10 @@ def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask
     def members(x: Matrix, p: FloatArray, prompt: IndexArray, strength: float) -> tuple[FloatArray, FloatArray]:
         rng = random_stream(seed, BOOTSTRAP)
         names, position = np.unique(prompt, return_inverse=True)
-        start, stacked = fit_bradley_terry(x, p, strength), []
+        start, stacked = bt.fit_bradley_terry(x, p, strength), []
         for _ in range(k):
             weight = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))[position]
-            stacked.append(fit_bradley_terry(x, p, strength, weight=weight, start=start, steps=3))
+            stacked.append(bt.fit_bradley_terry(x, p, strength, weight=weight, start=start, steps=3))
         theta = np.column_stack(stacked)
         return theta, solve_weights(x, theta, p)[0]
 
@@ -300,15 +270,14 @@ def _fit_mixture(
     errors: dict[tuple[float, float], float] = {}
     for damping, single in singles.items():
         difference, l2 = damp(pairs.difference, damping, mean_square), float(single["l2"])
-        x = difference @ principal_directions(difference, FEW_DIRECTIONS)
-        found = brier_on_folds(prob_a, folds[:SEARCH_FOLDS], mixture_shares(x, prob_a, k, l2=l2, seed=seed))
-        errors |= {(damping, factor * l2): error for factor, error in zip(FACTORS, found, strict=True)}
+        x = difference @ bt.principal_directions(difference, bt.FEW_DIRECTIONS)
+        found = brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(x, prob_a, k, l2=l2, seed=seed))
+        errors |= {(damping, factor * l2): error for factor, error in zip(bt.FACTORS, found, strict=True)}
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
-    axes = directions_with(difference, theta)
-    members, weights = fit_em(
-        difference @ axes, prob_a, np.asarray(axes.T @ theta, dtype=np.float64), k, l2=l2, seed=seed
-    )
+    axes = bt.directions_with(difference, theta)
+    guide = np.asarray(axes.T @ theta, dtype=np.float64)
+    members, weights = bt.fit_em(difference @ axes, prob_a, guide, k, l2=l2, seed=seed)
     return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
@@ -323,7 +292,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
 
     Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
     """
-    axes = directions_with(pairs.difference, theta)
+    axes = bt.directions_with(pairs.difference, theta)
     inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
     guide = axes.T @ theta
 
@@ -345,12 +314,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
 
 
 def mean_variance_loss(
-    inputs: FloatArray,
-    a: IndexArray,
-    b: IndexArray,
-    prob_a: FloatArray,
-    l2: float,
-    guide: FloatArray,
+    inputs: FloatArray, a: IndexArray, b: IndexArray, prob_a: FloatArray, l2: float, guide: FloatArray
 ) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
 

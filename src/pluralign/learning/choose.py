@@ -1,7 +1,7 @@
 """A fit on the features of texts: choose on validation prompts, fit every size, fit the baselines.
 
-``fit_joint`` and ``fit_stagewise`` are the two methods. How members are trained is in ``joint`` (vote level),
-``policy_level`` and ``stagewise``.
+Fourth file of the joint fit, called by ``frozen``. ``fit_joint`` and ``fit_stagewise`` are the two methods. How members
+are trained is in ``joint`` (vote level), ``policy_level`` and ``stagewise``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,16 +14,7 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.joint import (
-    BLENDS,
-    FEW_RESTARTS,
-    FROM_MIXTURE,
-    FROM_TEACHER,
-    FROM_VOTES,
-    RESTARTS,
-    Blend,
-    train_joint,
-)
+from pluralign.learning.joint import BLENDS, FEW_RESTARTS, FROM_TEACHER, NAMED_BLENDS, RESTARTS, Blend, train_joint
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.raters import model_from_voices
@@ -31,9 +22,6 @@ from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
 from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.theory.simplex import weights_and_undecided
-
-NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
-
 
 Target: TypeAlias = Blend | PolicyOptions
 """What joint members learn from, at the vote level or at the policy level (with its regularisation)."""
@@ -66,7 +54,7 @@ def fit_joint(task: FitTask) -> Fitted:
     def unbounded() -> Members | None:
         if options.max_disagreement == 1:
             return None
-        free = partial(_train, task, task.train, teacher, [size], target, bound=1.0)
+        free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_RESTARTS)
         return keep(f"unbounded-{size}", dict[int, Members], free)[size]
 
     fits: list[Callable[[], Any]] = [every_size, unbounded, task.baselines]
@@ -130,14 +118,7 @@ def choose_target(task: FitTask, teacher: Teacher) -> Target:
 
 
 def _train(
-    task: FitTask,
-    pairs: Pairs,
-    teacher: Teacher,
-    sizes: Sequence[int],
-    target: Target,
-    *,
-    bound: float,
-    restarts: int = FEW_RESTARTS,
+    task: FitTask, pairs: Pairs, teacher: Teacher, sizes: Sequence[int], target: Target, bound: float, restarts: int
 ) -> dict[int, Members]:
     """Return an ensemble of each size fitted to ``pairs``. A single member of a vote-level fit is the teacher.
 
@@ -169,7 +150,7 @@ def _without_validation(task: FitTask, teacher: Teacher, target: Target, sizes: 
     learn_teacher = teacher.refit(task.learn, task.options.seed)
 
     def fit(k: int) -> dict[int, Members]:
-        members = partial(_train, task, task.learn, learn_teacher, [k], target, bound=task.bound)
+        members = partial(_train, task, task.learn, learn_teacher, [k], target, task.bound, FEW_RESTARTS)
         return task.checkpoints.keep(f"validation-{k}", dict[int, Members], members)
 
     fits = task.in_parallel([partial(fit, k) for k in sizes])
@@ -296,10 +277,8 @@ class StagePairs:
             bound: the largest disagreement of a member on these pairs.
             name: of the stages in the checkpoint, where finished ones are read from; None keeps none.
         """
-        axes, keep = (
-            None if setting.directions is None else self.leading[:, : setting.directions],
-            self.task.checkpoints,
-        )
+        axes = None if setting.directions is None else self.leading[:, : setting.directions]
+        keep = self.task.checkpoints
         x = self.difference if axes is None else self.difference @ axes
         fit = partial(stages, x, self.prob_a, l2=setting.l2, variant=self.task.options.variant, bound=bound)
 
@@ -310,10 +289,10 @@ class StagePairs:
             yield from map(in_features, fit(k))
             return
         name = f"{name}-{setting.name}"
-        anchor = keep.arrays(f"{name}-anchor", lambda: {"theta": fit_bradley_terry(x, self.prob_a, setting.l2)})
+        anchor = keep.keep(f"{name}-anchor", FloatArray, lambda: fit_bradley_terry(x, self.prob_a, setting.l2))
 
         def stage(j: int, first: FloatArray | None) -> Members:
-            return list(fit(j, first=first, anchor=anchor["theta"]))[-1]
+            return list(fit(j, first=first, anchor=anchor))[-1]
 
         earlier: FloatArray | None = None
         for j in range(1, k + 1):

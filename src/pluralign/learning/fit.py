@@ -2,32 +2,43 @@
 
 The order of the work: hold out test prompts, make features, choose on validation prompts (``choose``), train
 (``joint``, ``policy_level``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen
-(``frozen``), or trained on the votes (``tuned``).
+(``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
+
+To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
+``pairs`` and ``teacher`` (which builds on ``bradley_terry``), in this order.
 """
 
 import logging
 import os
 import time
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.checkpoints import Checkpoints, fingerprint
+from pluralign.core.errors import UsageError
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.learning.cross_validation import cross_validate
-from pluralign.learning.frozen import encoded_texts, fit_members, fit_members_to_raters
+from pluralign.ensemble.held_out import held_out_files
+from pluralign.ensemble.record import Evaluation
+from pluralign.learning import measure
+from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace, save_fit
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
 from pluralign.learning.tuned import decisive_tuning, fit_tuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
 from pluralign.text.store import read_features_file
 from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts
+from pluralign.votes.prompts import Prompt
 from pluralign.votes.raters import RaterVotes
 
 logger = logging.getLogger("pluralign")
@@ -107,7 +118,7 @@ def fit(
         checkpoints = Checkpoints(folder, inputs, processes)
         data = LearningData(preferences, test_rows, features, text_features, options, checkpoints, watcher)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-            ensemble, held_out = fit_members(data) if raters is None else fit_members_to_raters(data, raters)
+            ensemble, held_out = fit_members(data, raters)
             record = ensemble.record
             if options.folds is not None:
                 record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble, raters))
@@ -118,6 +129,75 @@ def fit(
         logger.warning("%s.", note)
     processes.wait()
     if folder is not None and processes.first:
-        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         checkpoints.finish()
     return ensemble
+
+
+# --- cross-validation by prompt: every prompt is predicted by an ensemble that was fitted without it. The figures are
+# about the method on these votes; the ensemble that is saved has its own held-out prompts.
+
+
+READING, BASELINE = "reading/", "baseline/"
+"""Prefixes of the stored predictions of a fold."""
+
+
+def fold_of_prompts(preferences: PreferenceSet, folds: int, seed: int = 0) -> IntArray:
+    """Return the fold that tests each prompt, ``(n_prompts,)``. Folds differ by at most one prompt in size.
+
+    Raises:
+        UsageError: there are fewer prompts than folds.
+    """
+    n = len(preferences.prompts)
+    if n < folds:
+        raise UsageError(f"--folds {folds} needs at least {folds} prompts, and there are {n}.")
+    order = np.argsort([Prompt(prompt).hash(seed) for prompt in preferences.prompts], kind="stable")
+    fold = np.empty(n, dtype=np.int64)
+    fold[order] = np.arange(n) % folds
+    return fold
+
+
+def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, raters: RaterVotes | None) -> Evaluation:
+    """Return the figures of the method on all prompts. An official split is ignored.
+
+    Args:
+        data: the votes with their features, and how to learn. Its checkpoints keep finished folds, so that a killed run
+            continues after the last one.
+        folds: number of parts.
+        fitted: the ensemble that is saved, for the sizes that the figures show.
+        raters: the same votes with their raters, if these are known.
+
+    Returns:
+        The figures, without members, since each fold has its own.
+    """
+    votes, options = data.preferences, data.options
+    fold = fold_of_prompts(votes, folds, options.seed)[votes.prompt_index]
+    pooled: dict[str, FloatArray] = {}
+    for number in range(folds):
+        data.watcher.fold(number + 1, folds)
+        unsaved = Checkpoints(None, {}, data.checkpoints.processes)
+        part = replace(data, test_rows=fold == number, checkpoints=unsaved, watcher=FitWatcher())
+        step, predict = f"fold-{number}-of-{folds}", partial(_predict, part, raters)
+        shares = data.checkpoints.keep(step, dict[str, FloatArray], predict)
+        for name, share in shares.items():
+            pooled.setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
+    readings, baselines = (
+        {name.removeprefix(kind): share for name, share in pooled.items() if name.startswith(kind)}
+        for kind in (READING, BASELINE)
+    )
+    fits = measure.baselines_of(fitted)
+    predictions = {
+        name: measure.BaselinePrediction(baselines[name], fits[name].k) for name in fits if name in baselines
+    }
+    figures = measure.measure(measure.Predictor("ensemble", "ensemble", readings, options.level), predictions, votes)
+    return replace(figures, voices=measure.evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
+
+
+def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, FloatArray]:
+    """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
+    ensemble, held_out = fit_members(data, raters)
+    test, processes = held_out.preferences, data.checkpoints.processes
+    features = measure.gather_rows(data.features, rows_of_texts(test, data.preferences), processes)
+    own, baselines = measure.read_ensemble(ensemble, test, features)
+    shares = {f"{READING}{name}": share for name, share in own.readings.items()}
+    return shares | {f"{BASELINE}{name}": found.share for name, found in baselines.items()}

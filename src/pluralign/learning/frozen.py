@@ -1,8 +1,9 @@
 """Members on features that stay as they are: of an encoder, or of a model whose fine-tuning is over.
 
-``fit_members`` is a fit on frozen features, ``fit_members_to_raters`` one with rater ids, ``fit_tuned_members`` one
-on features that were themselves trained on the votes. They share their steps: map features to inputs, take the training
-pairs, fit, measure on the held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
+Third file of the joint fit: from features to pairs, and from members to an ensemble with its figures. ``fit_members``
+is a fit on frozen features, with or without rater ids, ``fit_tuned_members`` one on features that were themselves
+trained on the votes. They share their steps: map features to inputs, take the training pairs, fit, measure on the
+held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
 """
 
 import os
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +47,14 @@ INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
 
-def fit_members(data: LearningData) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble to the training pairs, and measure it on the others."""
+def fit_members(data: LearningData, raters: RaterVotes | None = None) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Fit an ensemble to the training pairs, or to the votes of known raters on them, and measure it on the others."""
     inputs = feature_map(data)
     task = task_of(data, inputs)
-    return _measured(data, inputs, task, fit_stagewise(task) if data.options.method == "stagewise" else fit_joint(task))
-
-
-def fit_members_to_raters(data: LearningData, raters: RaterVotes) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble to the votes of known raters on the training pairs, and measure it on the others."""
-    inputs, train = feature_map(data), ~data.test_rows
-    task = task_of(data, inputs)
+    if raters is None:
+        stagewise = data.options.method == "stagewise"
+        return _measured(data, inputs, task, fit_stagewise(task) if stagewise else fit_joint(task))
+    train = ~data.test_rows
     votes = training_votes(raters, train)[np.cumsum(train)[_training_rows(data)] - 1]
     ensemble, held_out = _measured(data, inputs, task, fit_raters(task, votes))
     record = replace(ensemble.record, raters=int(np.count_nonzero(votes.per_rater)))
@@ -101,10 +100,8 @@ def feature_map(data: LearningData, directions: FloatArray | None = None) -> Fea
     if directions is not None:
         return replace(inputs, axes=spanned_axes(inputs, directions))
     if inputs.dimension > WIDE:
-        kept = data.checkpoints.arrays(
-            "axes", lambda: {"axes": leading_axes(inputs, data.features, a, b, LEADING, processes)}
-        )
-        return replace(inputs, axes=kept["axes"])
+        leading = partial(leading_axes, inputs, data.features, a, b, LEADING, processes)
+        return replace(inputs, axes=data.checkpoints.keep("axes", Array, leading))
     return inputs
 
 
@@ -137,14 +134,8 @@ def _measured(
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(task.train)
-    ensemble = RewardEnsemble(
-        LinearMembers(inputs, members.theta),
-        members.weights,
-        data.text_features,
-        fitted.temperature,
-        members.undecided,
-        choice_model=fitted.choice_model,
-    )
+    linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
+    ensemble = RewardEnsemble(linear, members.weights, *own, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)
     record, notes = ensemble.record, _limits_of(task.train)
     record = replace(record, target=fitted.target, vote_share=fitted.vote_share, notes=notes or None)

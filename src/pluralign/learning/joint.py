@@ -17,7 +17,8 @@ hard votes are then solved exactly. With a few thousand noisy pairs, these choic
 * **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
-docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
+docs/log.md has the measured effect of each. This is the fifth file of the joint fit: ``choose`` calls ``train_joint``.
+``policy_level`` trains members for the policy level, with the same ``ShareLoss``.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.simplex import weights_and_undecided
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
+Batch: TypeAlias = tuple[SingleArray, SingleArray, SingleArray]
+"""Differences d, ``(n, m)``; the share t that weighted votes should match, ``(n, n_ensembles)``; and the share p of
+people taken to prefer a, ``(n,)``."""
 
 RESTARTS = 4
 FEW_RESTARTS = 1
@@ -139,6 +143,8 @@ FROM_MIXTURE = Blend("mixture", 0.3)
 FROM_VOTES = Blend("votes", 1.0)
 BLENDS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, Blend("mixture", 0.6), FROM_VOTES)
 """The targets that validation prompts choose from."""
+NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
+"""The targets by the name of ``--target``."""
 
 
 def train_joint(
@@ -246,8 +252,7 @@ def _train_ensembles(
         done = step / max(steps - 1, 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
-        batch, target, share = batches.draw()
-        theta_gradient, logit_gradient = gradients(batch, target, share, theta, logits, tau)
+        theta_gradient, logit_gradient = gradients(batches.draw(), theta, logits, tau)
         tangent = space.tangent(theta_gradient, theta, l2)
         theta = space.scaled(theta - theta_adam.step(tangent, rate))
         logits = logits - logit_adam.step(logit_gradient, rate)
@@ -331,11 +336,8 @@ class _Batches:
         self.weight[:, raw] = 0
         self.weight[: len(self.rows), raw] = 1 / len(self.rows)
 
-    def draw(self) -> tuple[SingleArray, SingleArray, SingleArray]:
-        """Return differences ``(n, m)``, the target of each ensemble ``(n, n_ensembles)`` and the teacher's shares.
-
-        They are valid until the next call.
-        """
+    def draw(self) -> Batch:
+        """Return a batch that is valid until the next call."""
         problem, n = self.problem, len(self.problem.x)
         if self.resample:
             self.rows = self.rng.integers(n, size=len(self.drawn))
@@ -368,26 +370,18 @@ class VoteGradients:
         self.lean = np.empty((len(weight), sum(sizes)), dtype=np.float32)
 
     def __call__(
-        self,
-        x: SingleArray,
-        target: SingleArray,
-        share: SingleArray,
-        theta: SingleArray,
-        logits: SingleArray,
-        tau: np.float32,
+        self, batch: Batch, theta: SingleArray, logits: SingleArray, tau: np.float32
     ) -> tuple[SingleArray, SingleArray]:
         """Return the gradients in θ, ``(m, n_members)``, and in the logits, ``(n_members + n_ensembles,)``.
 
         Args:
-            x: differences, ``(n, m)``.
-            target: t of each ensemble, the share that weighted votes should match, ``(n, n_ensembles)``.
-            share: p, the share of people taken to prefer a, ``(n,)``.
+            batch: the pairs.
             theta: members of all ensembles, one ensemble after the other, ``(m, n_members)``.
             logits: of α, then of the undecided share of each ensemble, ``(n_members + n_ensembles,)``. −∞ there
                 sets u = 0.
             tau: the temperature τ.
         """
-        lean, ensemble = self.lean, self.loss.ensemble
+        (x, target, share), lean, ensemble = batch, self.lean, self.loss.ensemble
         np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
         own, rest = logits[: len(ensemble)], logits[len(ensemble) :]
         largest = np.maximum(np.maximum.reduceat(own, self.firsts), rest)

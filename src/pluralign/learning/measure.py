@@ -2,7 +2,7 @@
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -14,22 +14,9 @@ from pluralign.core.processes import Processes
 from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
+from pluralign.ensemble import record as records
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import (
-    NEGLIGIBLE_WEIGHT,
-    SINGLE_REWARDS,
-    BoundCost,
-    Compared,
-    DataSummary,
-    Evaluation,
-    Figures,
-    FitRecord,
-    HistoryRow,
-    MemberFigures,
-    VoicesEvidence,
-    hash_prompts,
-)
 from pluralign.learning.baselines import Baseline
 from pluralign.learning.pairs import Differences, Members, Pairs, hard_votes
 from pluralign.learning.task import LearningData
@@ -95,10 +82,8 @@ def ensemble_predictor(
     """Return an ensemble as a predictor, from the rewards of both responses of each pair, ``(n_pairs, k)``."""
     difference = reward_a - reward_b
     readings = {str(level): share for level, share in ensemble.readings(difference).items()}
-    return Predictor(
-        name, "ensemble", readings, ensemble.level, difference, ensemble.weights, ensemble.undecided,
-        ensemble.temperature,
-    )  # fmt: skip
+    own = ensemble.weights, ensemble.undecided, ensemble.temperature
+    return Predictor(name, "ensemble", readings, ensemble.level, difference, *own)
 
 
 def reward_predictor(
@@ -185,7 +170,7 @@ ERROR_RATE = 0.05
 
 def evidence_of_voices(
     readings: Mapping[str, FloatArray], baselines: Mapping[str, FloatArray], preferences: PreferenceSet
-) -> VoicesEvidence | None:
+) -> records.VoicesEvidence | None:
     """Test whether an ensemble predicts votes better than the best single reward.
 
     With p̂ a reading of the ensemble and q the prediction of the best single reward on the same votes,
@@ -205,7 +190,7 @@ def evidence_of_voices(
         The evidence, undefined with fewer than ``ENOUGH_CLUSTERS`` prompts. None if no baseline is a single reward.
     """
     prob_a, prompt = preferences.prob_a, preferences.prompt_index
-    singles = {name: brier(baselines[name], prob_a) for name in SINGLE_REWARDS if name in baselines}
+    singles = {name: brier(baselines[name], prob_a) for name in records.SINGLE_REWARDS if name in baselines}
     if not singles:
         return None
     best_single = min(singles, key=singles.__getitem__)
@@ -219,7 +204,7 @@ def evidence_of_voices(
     differences = {reading: against_single(share) for reading, share in readings.items()}
     too_few = any(math.isnan(one.high) for one in differences.values())
     reading = min(differences, key=lambda name: differences[name].mean if too_few else differences[name].high)
-    return VoicesEvidence(
+    return records.VoicesEvidence(
         evidence=None if too_few else differences[reading].high < 0,
         best_single=best_single,
         reading=reading,
@@ -237,7 +222,7 @@ def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
     return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
 
 
-def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
+def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> records.Evaluation:
     """Measure an ensemble on votes, given the features of ``texts_of(preferences)`` in that order."""
     subject, baselines = read_ensemble(ensemble, preferences, features)
     return measure(subject, baselines, preferences)
@@ -262,19 +247,22 @@ def read_ensemble(
     pairs = Differences(inputs, items.a, items.b)
     baselines = {}
     for baseline_name, baseline in baselines_of(ensemble).items():
-        worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences)
+        worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences.prob_a)
         baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst)
     return ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), baselines
 
 
-def worst_disagreement(votes: FloatArray | None, weights: Array | None, preferences: PreferenceSet) -> float | None:
+def worst_disagreement(votes: FloatArray | None, weights: Array | None, prob_a: FloatArray) -> float | None:
     """Return the largest disagreement of a member whose weight counts, or None without votes."""
     if votes is None or weights is None:
         return None
-    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > NEGLIGIBLE_WEIGHT]))
+    found = np.asarray(calibration.disagreement(votes, prob_a))
+    return float(found[weights > records.NEGLIGIBLE_WEIGHT].max())
 
 
-def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], preferences: PreferenceSet) -> Evaluation:
+def measure(
+    subject: Predictor, baselines: Mapping[str, BaselinePrediction], preferences: PreferenceSet
+) -> records.Evaluation:
     """Return the figures of a predictor, of its baselines, of the floor and of constant ½ on the same votes.
 
     Where most pairs have fewer than four votes, the floor has no corrected score and no interval
@@ -293,13 +281,13 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
     if votes is not None and subject.weights is not None:
         phi = np.asarray(calibration.disagreement(votes, p))
         members = [
-            MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
+            records.MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
             for j, weight in enumerate(subject.weights)
         ]
-    several = subject.kind == "ensemble" and sum(member.weight > NEGLIGIBLE_WEIGHT for member in members) > 1
+    several = subject.kind == "ensemble" and sum(member.weight > records.NEGLIGIBLE_WEIGHT for member in members) > 1
     shares = {name: baseline.share for name, baseline in baselines.items()}
     voices = evidence_of_voices(subject.readings, shares, preferences) if several else None
-    return Evaluation(
+    return records.Evaluation(
         level=subject.level,
         test=_figures(prediction, preferences),
         levels={name: _figures(share, preferences) for name, share in subject.readings.items()},
@@ -314,7 +302,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
     )
 
 
-def without_verdict(found: Compared) -> Compared:
+def without_verdict(found: records.Compared) -> records.Compared:
     """Return a baseline whose score on these votes allows no comparison: without corrected score and interval."""
     unknown = Interval(found.difference.mean, math.nan, math.nan, math.nan)
     return replace(found, brier_corrected=math.nan, difference=unknown)
@@ -330,12 +318,12 @@ def _errors(share: FloatArray, preferences: PreferenceSet) -> dict[str, float]:
     }
 
 
-def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
+def _figures(prediction: FloatArray, preferences: PreferenceSet) -> records.Figures:
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
     error = squared_error(prediction, p)
     corrected = error - calibration.sampling_noise(p, n, ties)
     values = corrected if not np.isnan(corrected).all() else error
-    return Figures(
+    return records.Figures(
         **_errors(prediction, preferences),
         noise=calibration.noise(p, n, ties),
         calibration_error=expected_calibration_error(prediction, p),
@@ -345,21 +333,18 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
 
 def compare(
     share: FloatArray, prediction: FloatArray, preferences: PreferenceSet, k: int = 1, worst: float | None = None
-) -> Compared:
+) -> records.Compared:
     """Compare a baseline's predicted shares with ``prediction``, the shares of the predictor that is measured."""
     ours, theirs = (squared_error(one, preferences.prob_a) for one in (prediction, share))
     difference = paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS)
-    return Compared(**_errors(share, preferences), k=k, difference=difference, worst_disagreement=worst)
+    return records.Compared(**_errors(share, preferences), k=k, difference=difference, worst_disagreement=worst)
 
 
 # --- a fitted ensemble on its held-out pairs, and the record of the fit -----------------------------------------------
 
 
 def measure_fit(
-    ensemble: RewardEnsemble,
-    data: LearningData,
-    baselines: Mapping[str, Baseline],
-    history: Sequence[HistoryRow],
+    ensemble: RewardEnsemble, data: LearningData, baselines: Mapping[str, Baseline], history: list[records.HistoryRow]
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Measure a fitted ensemble on the held-out pairs.
 
@@ -374,15 +359,15 @@ def measure_fit(
     """
     votes, options, test_votes = data.preferences, data.options, data.preferences[data.test_rows]
     learned_from = votes.prompt_index[~data.test_rows]
-    record = FitRecord(
+    record = records.FitRecord(
         method=options.method,
         level=options.level,
         k=ensemble.k,
         baseline_formulas={name: baseline.formula for name, baseline in baselines.items()},
         options=asdict(options),
-        history=list(history),
+        history=history,
         baseline_seconds={name: baseline.seconds for name, baseline in baselines.items()},
-        data=DataSummary(
+        data=records.DataSummary(
             name=votes.name,
             fingerprint=votes.fingerprint,
             train_pairs=len(learned_from),
@@ -394,7 +379,7 @@ def measure_fit(
         versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
     arrays = {name: baseline.arrays for name, baseline in baselines.items()}
-    trained_on = hash_prompts(votes.prompts[np.unique(learned_from)])
+    trained_on = records.hash_prompts(votes.prompts[np.unique(learned_from)])
     ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
     features = gather_rows(data.features, rows_of_texts(test_votes, votes), data.checkpoints.processes)
     evaluation = evaluate_features(ensemble, test_votes, features)
@@ -412,8 +397,8 @@ def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Proce
 
 
 def bound_cost(
-    evaluation: Evaluation, unbounded: Members, test: Pairs, max_disagreement: float, level: Level
-) -> BoundCost:
+    evaluation: records.Evaluation, unbounded: Members, test: Pairs, max_disagreement: float, level: Level
+) -> records.BoundCost:
     """Measure what the bound on disagreement costs on the test pairs.
 
     Args:
@@ -423,9 +408,7 @@ def bound_cost(
         max_disagreement: the bound.
         level: the reading that was optimised.
     """
-    votes = hard_votes(test.difference, unbounded.theta)
-    counted = unbounded.weights > NEGLIGIBLE_WEIGHT
+    without = worst_disagreement(hard_votes(test.difference, unbounded.theta), unbounded.weights, test.prob_a)
     worst = evaluation.worst_disagreement()
-    assert worst is not None  # noqa: S101 - an ensemble has members
-    worst_without = float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max())
-    return BoundCost(max_disagreement, evaluation.test.brier, unbounded.brier(test, level), worst, worst_without)
+    assert worst is not None and without is not None  # noqa: S101, PT018 - an ensemble has members
+    return records.BoundCost(max_disagreement, evaluation.test.brier, unbounded.brier(test, level), worst, without)

@@ -4,9 +4,11 @@ The classes check values. ``check_applies`` checks combinations: an option that 
 error. An option with its default value is never one, so stating a default equals leaving it out.
 """
 
+# ruff: noqa: RUF009 - ``option`` returns a field of a dataclass
+
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
@@ -28,98 +30,67 @@ MAX_MEMBERS = 256
 class FitOptions:
     """Options of ``fit``."""
 
-    k: int | str = field(
-        default=8,
-        metadata={"help": "Number of members, or auto: the fewest that are as accurate on validation prompts."},
+    k: int | str = option(8, "Number of members, or auto: the fewest that are as accurate on validation prompts.")
+    method: Method = option("joint", "Train all members together, or one after the other (the paper).")
+    variant: Variant = option("symmetric", "Stagewise: loss of each stage; printed is the paper's.")
+    orient: Orient = option(
+        "random",
+        "Stagewise: order of the two responses of training pairs: random, as given, or majority first. "
+        "Only --variant printed depends on it.",
     )
-    method: Method = field(
-        default="joint", metadata={"help": "Train all members together, or one after the other (the paper)."}
+    level: Level = option("vote", "Train for shares of hard votes, or of policies.")
+    target: Target = option(
+        "auto",
+        "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
+        "from votes alone. auto: the best target on validation prompts.",
     )
-    variant: Variant = field(
-        default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
+    undecided: bool = option(
+        True, "Joint: learn the share of votes that no member explains. Without it: the paper's form."
     )
-    orient: Orient = field(
-        default="random",
-        metadata={
-            "help": "Stagewise: order of the two responses of training pairs: random, as given, or majority first. "
-            "Only --variant printed depends on it."
-        },
-    )
-    level: Level = field(default="vote", metadata={"help": "Train for shares of hard votes, or of policies."})
-    target: Target = field(
-        default="auto",
-        metadata={
-            "help": "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
-            "from votes alone. auto: the best target on validation prompts."
-        },
-    )
-    undecided: bool = field(
-        default=True,
-        metadata={"help": "Joint: learn the share of votes that no member explains. Without it: the paper's form."},
-    )
-    max_disagreement: float = field(
-        default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
-    )
+    max_disagreement: float = option(0.5, "Maximum disagreement of a member with people; 1 sets no bound.")
     encoder: str = same_option(EncodeOptions, "encoder")
     layers: str = same_option(EncodeOptions, "layers")
-    pooling: FitPooling = field(
-        default="mean",
-        metadata={
-            "help": "Pooling of layers: mean over tokens, last token, or attention: also train on the votes which "
-            "tokens of a sentence encoder count. The encoder stays frozen."
-        },
+    pooling: FitPooling = option(
+        "mean",
+        "Pooling of layers: mean over tokens, last token, or attention: also train on the votes which "
+        "tokens of a sentence encoder count. The encoder stays frozen.",
     )
-    precision: Precision = field(
-        default="float32",
-        metadata={
-            "help": "Precision of the encoder. Backbone: of weights, gradients and optimizer state. auto: bfloat16 "
-            "(the paper) on GPUs that support it."
-        },
+    precision: Precision = option(
+        "float32",
+        "Precision of the encoder. Backbone: of weights, gradients and optimizer state. auto: bfloat16 "
+        "(the paper) on GPUs that support it.",
     )
     surface: bool = same_option(EncodeOptions, "surface")
-    features: str | None = field(
-        default=None,
-        metadata={"help": "Precomputed features from pluralign encode; skips encoding, reads from disk as needed."},
+    features: str | None = option(
+        None, "Precomputed features from pluralign encode; skips encoding, reads from disk as needed."
     )
-    test_fraction: float | None = field(
-        default=None,
-        metadata={
-            "help": "Share of prompts to hold out if the data has no official split (default: a tenth; at least 20 "
-            "prompts, but at most three tenths)."
-        },
+    test_fraction: float | None = option(
+        None,
+        "Share of prompts to hold out if the data has no official split (default: a tenth; at least 20 "
+        "prompts, but at most three tenths).",
     )
-    folds: int | None = field(
-        default=None,
-        metadata={
-            "help": "Also cross-validate: fit this many further ensembles, so that every prompt is tested once. For "
-            "few prompts."
-        },
+    folds: int | None = option(
+        None,
+        "Also cross-validate: fit this many further ensembles, so that every prompt is tested once. For few prompts.",
     )
-    keep_held_out: bool = field(
-        default=True,
-        metadata={"help": "Store the held-out votes and texts in the folder, for report and other commands."},
+    keep_held_out: bool = option(
+        True, "Store the held-out votes and texts in the folder, for report and other commands."
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the split and of all random choices."})
+    seed: int = option(0, "Seed of the split and of all random choices.")
 
     def __post_init__(self) -> None:
         if isinstance(self.k, str) and re.fullmatch("[0-9]{1,9}", self.k):
             object.__setattr__(self, "k", int(self.k))
         if self.k != "auto" and not (isinstance(self.k, int) and 1 <= self.k <= MAX_MEMBERS):
-            raise UsageError(
-                f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {shortened(repr(self.k), 20)}."
-            )
+            given = shortened(repr(self.k), 20)
+            raise UsageError(f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {given}.")
         check_seed(self.seed)
         if not 0 < self.max_disagreement <= 1:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
         if self.folds is not None and self.folds < 2:
             raise UsageError(f"folds must be at least 2, not {self.folds}.")
-        check_choices(
-            self,
-            {
-                "method": Method, "variant": Variant, "orient": Orient, "level": Level, "target": Target,
-                "pooling": FitPooling, "precision": Precision,
-            },
-        )  # fmt: skip
+        checked = {"method": Method, "variant": Variant, "orient": Orient, "level": Level, "target": Target}
+        check_choices(self, {**checked, "pooling": FitPooling, "precision": Precision})
 
 
 @dataclass(frozen=True)
@@ -129,7 +100,7 @@ class FinetuneOptions:
     backbone: str | None = option(None, "Fine-tune this model: a model folder, a hub id, smollm2 or minilm.")
     lora: bool = option(False, "Backbone: train LoRA adapters and the head instead of all weights.")
     lora_rank: int = option(16, "Backbone: rank of the LoRA adapters.")
-    optimizer: Optimizer = option(  # noqa: RUF009
+    optimizer: Optimizer = option(
         "soap", "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."
     )
     learning_rate: float | None = option(
@@ -161,8 +132,7 @@ class FinetuneOptions:
 
     def __post_init__(self) -> None:
         check_choices(self, {"optimizer": Optimizer})
-        numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "max_length")
-        for name in numbers:
+        for name in ("lora_rank", "learning_rate", "epochs", "batch_size", "max_length"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
         if unknown := [name for name in self.trackers if name not in get_args(Tracker)]:

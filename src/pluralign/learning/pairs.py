@@ -1,10 +1,11 @@
 """Training pairs: the matrix of their feature differences, linear members on them, and validation folds.
 
-Every linear reward is fitted to the matrix with rows x_a − x_b. This module decides whether that matrix is held in
-memory (``numpy`` array) or computed in blocks from the features of the distinct texts (``Differences``). For a million
-pairs over 400,000 texts the matrix takes 1.6 GB, and fits make several copies. In blocks it takes no more memory than
-the texts' features, which may be memory-mapped. Fits use only the products below, so they accept both forms. With
-several processes, each process computes the products for its own texts.
+Sixth file of the joint fit, used by all the files before. Every linear reward is fitted to the matrix with rows x_a −
+x_b. This module decides whether that matrix is held in memory (``numpy`` array) or computed in blocks from the features
+of the distinct texts (``Differences``). For a million pairs over 400,000 texts the matrix takes 1.6 GB, and fits make
+several copies. In blocks it takes no more memory than the texts' features, which may be memory-mapped. Fits use only
+the products below, so they accept both forms. With several processes, each process computes the products for its own
+texts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -115,13 +116,6 @@ Matrix: TypeAlias = Array | Differences
 AnyMatrix = TypeVar("AnyMatrix", Array, Differences, Matrix)
 
 
-def differences(inputs: Array, a: IndexArray, b: IndexArray, processes: Processes = ALONE) -> Matrix:
-    """Return the matrix with rows x_a − x_b: an array if it is small and there is one process."""
-    if len(a) * inputs.shape[1] <= DENSE_ELEMENTS and processes.count == 1:
-        return np.asarray(inputs[a] - inputs[b])
-    return Differences(inputs, a, b, processes=processes)
-
-
 def first_columns(matrix: AnyMatrix, n: int) -> AnyMatrix:
     """Return the matrix with its first n columns."""
     return replace(matrix, inputs=matrix.inputs[:, :n]) if isinstance(matrix, Differences) else matrix[:, :n]
@@ -230,8 +224,10 @@ class Pairs:
 
     @cached_property
     def difference(self) -> Matrix:
-        """Inputs of response a minus those of b, ``(n, d)``."""
-        return differences(self.inputs, self.a, self.b, self.processes)
+        """Inputs of response a minus those of b, ``(n, d)``: an array if it is small and there is one process."""
+        if len(self.a) * self.inputs.shape[1] <= DENSE_ELEMENTS and self.processes.count == 1:
+            return np.asarray(self.inputs[self.a] - self.inputs[self.b])
+        return self.lazy_difference()
 
     def lazy_difference(self) -> Differences:
         """Return the difference in blocks, which also gives products with single texts."""

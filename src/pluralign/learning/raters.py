@@ -15,7 +15,7 @@ EM solves it. Integers stand for raters here; ids are removed where votes are re
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -75,8 +75,7 @@ class VotesByRater:
             n_raters: number of raters.
             n_pairs: number of pairs.
         """
-        shape = (n_raters, n_pairs)
-        sides = (chose_a, 1.0 - chose_a)
+        sides, shape = (chose_a, 1.0 - chose_a), (n_raters, n_pairs)
         return cls(*(sparse.csr_matrix((side, (rater, pair)), shape=shape) for side in sides))
 
     def __getitem__(self, pairs: Mask | npt.NDArray[np.int64]) -> "VotesByRater":
@@ -116,36 +115,33 @@ def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
         votes: all votes.
         train: which pairs are trained on, ``(n_pairs,)``.
     """
-    row = np.cumsum(train) - 1
-    chosen = train[votes.pair]
-    return VotesByRater.count(
-        votes.rater[chosen], row[votes.pair[chosen]], votes.chose_a[chosen], votes.n_raters, int(train.sum())
-    )
+    row, kept = np.cumsum(train) - 1, train[votes.pair]
+    pair, chose_a = row[votes.pair[kept]], votes.chose_a[kept]
+    return VotesByRater.count(votes.rater[kept], pair, chose_a, votes.n_raters, int(train.sum()))
 
 
 def fit_raters(task: FitTask, votes: VotesByRater) -> Fitted:
     """Fit an ensemble to the votes of known raters on the training pairs, with every smaller size for its history."""
-    options, value = task.options, task.checkpoints.value
-    l2 = float(value("raters-l2", lambda: fit_teacher(task.train, task.folds, (0.0,)).l2))
+    options, keep = task.options, task.checkpoints.keep
+    l2 = keep("raters-l2", float, lambda: fit_teacher(task.train, task.folds, (0.0,)).l2)
     search, size = RaterSearch(task, votes, l2), task.usual_size
     task.watcher.choosing("shrinkage")
-    strength = float(value("raters-strength", lambda: search.choose_strength(size)))
+    strength = keep("raters-strength", float, lambda: search.choose_strength(size))
     if options.k == "auto":
         task.watcher.choosing("k")
-        size = int(value("raters-size", lambda: search.choose_size(strength)))
+        size = keep("raters-size", int, lambda: search.choose_size(strength))
     task.watcher.choosing("steering")
-    choices = value("raters-choices", lambda: asdict(search.choice_model(size, strength)))
+    model = keep("raters-choices", ChoiceModel, lambda: search.choice_model(size, strength))
     problem, history = RaterProblem.of(task.train, votes, l2), []
     for k in history_sizes(size):
         fit = partial(problem.fit, k, strength, options.seed, RESTARTS, ROUNDS)
-        mixture = task.checkpoints.keep(f"raters-{k}", Members, fit)
+        mixture = keep(f"raters-{k}", Members, fit)
         shares = np.where(mixture.weights > NEGLIGIBLE_WEIGHT, mixture.weights, 0.0)
         free = replace(mixture, weights=shares / shares.sum())
         capped = [cap_disagreement(t, problem.center, problem.x, task.train.prob_a, task.bound) for t in free.theta.T]
         members = problem.in_features(replace(free, theta=np.column_stack(capped)), undecided=options.undecided)
         history.append(task.measured(members))
     unbounded = problem.in_features(free, undecided=options.undecided) if options.max_disagreement < 1 else None
-    model = ChoiceModel(**choices)
     return Fitted(members, 1.0, task.baselines(), unbounded, history, target="raters", choice_model=model)
 
 
@@ -367,13 +363,9 @@ def _expectation_maximisation(
             break
         posterior = posteriors(log_likelihood, shares)
         shares = posterior[voters].mean(axis=0)
-        for_a, for_b = np.asarray(votes.for_a.T @ posterior), np.asarray(votes.for_b.T @ posterior)
-        theta = np.column_stack(
-            [
-                _newton_step(x, for_a[:, j] / n_votes, for_b[:, j] / n_votes, theta[:, j], center, strength)
-                for j in range(len(shares))
-            ]
-        )
+        sides = (np.asarray(side.T @ posterior).T / n_votes for side in (votes.for_a, votes.for_b))
+        of_members = zip(*map(np.ascontiguousarray, sides), theta.T, strict=True)
+        theta = np.column_stack([_newton_step(x, a, b, t, center, strength) for a, b, t in of_members])
     return Members(theta, shares), objective
 
 

@@ -1,7 +1,8 @@
 """Forward stagewise ensembles: the paper's procedure (§4), and a variant that does not depend on the order of a pair.
 
-Each stage fits one reward to the residual of the hard votes so far, then solves all weights again. Members are linear
-in the features. ``backbone.train`` trains language models in the same stages.
+A stage of §4 is three steps: take the residual of the hard votes so far (``stage_target``), fit one reward to it
+(``fit_member``), and solve all weights again (``solve_weights``). ``stages`` repeats it. Members are linear in the
+features. ``backbone.train`` trains language models in the same stages.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,8 @@
-"""What every step of a fit reads, the choices it makes on validation prompts, and how a fit is saved.
+"""What every step of a fit reads, which choices it makes on validation prompts, and which folders it may replace.
 
-``LearningData`` holds the votes with the features of their texts. ``FitTask`` holds the training pairs that come from
-them, with validation folds. ``Fitted`` is the result of every way to learn.
+Second file of the joint fit, after ``fit``. ``LearningData`` holds the votes with the features of their texts.
+``FitTask`` holds the training pairs that come from them, with validation folds. ``Fitted`` is the result of every way
+to learn.
 """
 
 import os
@@ -20,7 +21,6 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
-from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.learning.options import FitOptions
@@ -100,7 +100,7 @@ class Fitted:
     baselines: Mapping[str, Baseline]
     unbounded: Members | None
     """The same ensemble without the bound on disagreement. None where no bound was set."""
-    history: Sequence[HistoryRow]
+    history: list[HistoryRow]
     """Figures of every size that was fitted."""
     target: str | None = None
     """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""
@@ -161,8 +161,7 @@ class FitTask:
 
     def measured(self, members: Members) -> HistoryRow:
         """Measure the ensemble of one size on training and held-out pairs, and show its row."""
-        assert self.test is not None  # noqa: S101
-        assert self.test_votes is not None  # noqa: S101
+        assert self.test is not None and self.test_votes is not None  # noqa: S101, PT018
         level, prob_a, votes = self.options.level, self.test.prob_a, self.test_votes
         share = members.prob_hat(self.test, level)
         row = HistoryRow(
@@ -307,10 +306,3 @@ def refuse_to_replace(
     if changed := [name for name, value in given.items() if name in used and used[name] != value]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{folder} holds an ensemble that was fitted with other options ({names}): {remedy}")
-
-
-def save_fit(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, folder: str | os.PathLike[str], *, keep_held_out: bool
-) -> None:
-    """Write an ensemble into a folder, with its held-out votes or without."""
-    ensemble.save(folder, held_out_files(ensemble, held_out) if keep_held_out else None)

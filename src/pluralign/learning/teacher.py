@@ -1,8 +1,9 @@
 """The teachers of joint ensembles: a soft-label Bradley–Terry reward, and a mixture of such rewards.
 
-Joint members learn mostly from the share that a teacher predicts, which has no vote noise. Both teachers see damped
-feature differences. Damping shortens long differences: votes on very different texts (one of them junk, say) are less
-extreme than a logistic model predicts. Damping and regularisation are chosen on validation prompts.
+Seventh and last file of the joint fit, on top of ``bradley_terry``. Joint members learn mostly from the share that a
+teacher predicts, which has no vote noise. Both teachers see damped feature differences. Damping shortens long
+differences: votes on very different texts (one of them junk, say) are less extreme than a logistic model predicts.
+Damping and regularisation are chosen on validation prompts.
 """
 
 from collections.abc import Sequence
@@ -11,18 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.learning.bradley_terry import (
-    FACTORS,
-    FEW_DIRECTIONS,
-    SEARCH_DIRECTIONS,
-    SEARCH_FOLDS,
-    directions_with,
-    fit_bradley_terry,
-    fit_em,
-    mixture_shares,
-    path_shares,
-    principal_directions,
-)
+from pluralign.learning import bradley_terry as bt
 from pluralign.learning.pairs import Matrix, Pairs, brier_on_folds, first_columns, row_squares, scale_rows, scores
 from pluralign.theory.calibration import sigmoid
 
@@ -66,10 +56,6 @@ class Teacher:
         """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
         return sigmoid(scores(self.damp(difference), self.theta))
 
-    def prob_mixture(self, difference: Matrix) -> FloatArray:
-        """Return the share that the mixture predicts, Σ_j π_j σ(θ_j·d̃), ``(n,)``."""
-        return np.asarray(sigmoid(scores(self.damp(difference), self.voices)) @ self.voice_weights)
-
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
         return _fit(pairs, self.damping, self.mean_square, self.l2, self.voices_l2, seed)
@@ -111,7 +97,7 @@ def trained_teacher(
     teacher = TrainedTeacher(
         theta, rewards, weights, rewards, base.damping, base.mean_square, base.l2, base.voices_l2, len(base.theta)
     )
-    leading = principal_directions(teacher.damp(difference), min(FEW_DIRECTIONS, len(theta)))
+    leading = bt.principal_directions(teacher.damp(difference), min(bt.FEW_DIRECTIONS, len(theta)))
     own = np.column_stack([rewards, theta])
     own = own / np.maximum(np.linalg.norm(own, axis=0), 1e-12)
     left, size, _ = np.linalg.svd(np.column_stack([leading, own]), full_matrices=False)
@@ -137,6 +123,11 @@ def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     return scale_rows(difference, factor.astype(difference.dtype))
 
 
+def mean_row_square(difference: Matrix) -> float:
+    """Return mean |d|², the unit of damping; 1 if all differences are 0."""
+    return float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
+
+
 def damping_factor(squares: Array, damping: float, mean_square: float) -> FloatArray:
     """Return √((1+c)/(1+c|d|²/mean|d|²)) from |d|², ``(n,)``."""
     return np.asarray(np.sqrt((1 + damping) / (1 + damping * squares / mean_square)), dtype=np.float64)
@@ -154,23 +145,25 @@ def fit_teacher(
         seed: of the start of the mixture.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
-    directions = principal_directions(difference, SEARCH_DIRECTIONS)
+    mean_square = mean_row_square(difference)
+    directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     errors = []
     for damping in dampings:
         reduced = damp(difference, damping, mean_square) @ directions
-        errors.append(brier_on_folds(prob_a, folds, path_shares(reduced, prob_a, TEACHER_L2_GRID)))
+        errors.append(brier_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a, TEACHER_L2_GRID)))
     row, column = divmod(int(np.argmin(errors)), len(TEACHER_L2_GRID))
     damping, l2 = dampings[row], TEACHER_L2_GRID[column]
     damped = damp(difference, damping, mean_square)
-    leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
-    found = brier_on_folds(prob_a, folds[:SEARCH_FOLDS], mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed))
-    return _fit(pairs, damping, mean_square, l2, FACTORS[int(np.argmin(found))] * l2, seed)
+    leading = damped @ bt.principal_directions(damped, bt.FEW_DIRECTIONS)
+    found = brier_on_folds(
+        prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
+    )
+    return _fit(pairs, damping, mean_square, l2, bt.FACTORS[int(np.argmin(found))] * l2, seed)
 
 
 def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:
     damped = damp(pairs.difference, damping, mean_square)
-    theta = fit_bradley_terry(damped, pairs.prob_a, l2)
-    axes = directions_with(damped, theta)
-    voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
+    theta = bt.fit_bradley_terry(damped, pairs.prob_a, l2)
+    axes = bt.directions_with(damped, theta)
+    voices, weights = bt.fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
     return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2, voices_l2)

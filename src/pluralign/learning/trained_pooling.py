@@ -1,28 +1,36 @@
 """A joint fit on a frozen sentence encoder with an attention pooling that is trained on the votes.
 
 The encoder itself stays frozen. The token states of a middle layer are read once. Small networks learn which tokens
-count (``learning.backbone.attention``) and correct the mixture of rewards on the frozen features. Members then learn
+count (``train_attention``) and correct the mixture of rewards on the frozen features. Members then learn
 from the corrected mixture, with everything that a fit on frozen features has. ``tuned`` compares them with members on
 the frozen features.
 
 Tuning the upper layers of the encoder instead took several times as long and gained less (docs/log.md).
 """
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
+from torch import Tensor
 
 from pluralign.core.arrays import Array, FloatArray, Vectors
 from pluralign.core.checkpoints import UNFINISHED
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import disk_errors_as_data_error
+from pluralign.core.random_streams import FINETUNE
+from pluralign.core.types import Progress
 from pluralign.ensemble.members import FeatureMap
+from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
+from pluralign.learning.backbone.recipe import TextPairs, draw_steps
 from pluralign.learning.frozen import feature_map
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import validation_folds
@@ -32,13 +40,27 @@ from pluralign.text import surface
 from pluralign.text.features import TextFeatures
 from pluralign.text.loading import copy_model, is_sentence_encoder, read_config
 from pluralign.text.options import is_decoder, middle_layer
-from pluralign.text.pooling import ATTENTION_FILE
+from pluralign.text.pooling import ATTENTION_FILE, attention_pool
+from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import texts_of
 
 TRAINED_GAIN = 4.0
 """Factor on the trained features. They are few, and as important as several hundred frozen ones; with this factor, one
 strength of regularisation suits both."""
+EPOCHS = 8
+BATCH = 128
+"""Pairs per step."""
+LEARNING_RATE = 3e-3
+NETWORKS = 8
+HEADS = 16
+RANK = 8
+"""Directions of a pooled state that a head passes on."""
+WARM_UP = 20
+"""Steps until the full learning rate."""
+WEIGHT_DECAY = 0.01
+MOMENTUM = 0.05
+"""Weight of a step in the running mean and variance of the features."""
 
 
 def frozen_encoder(options: FitOptions) -> TextFeatures:
@@ -51,12 +73,8 @@ def frozen_encoder(options: FitOptions) -> TextFeatures:
     features = features.resolved()
     encoder = features.load()
     config = read_config(encoder.folder) if isinstance(encoder, ModelEncoder) else {}
-    if (
-        not isinstance(encoder, ModelEncoder)
-        or not is_sentence_encoder(encoder.folder)
-        or is_decoder(config)
-        or config.get("is_encoder_decoder")
-    ):
+    decodes = is_decoder(config) or config.get("is_encoder_decoder")
+    if not isinstance(encoder, ModelEncoder) or not is_sentence_encoder(encoder.folder) or decodes:
         raise UsageError(f"--pooling attention needs a sentence encoder such as minilm, not {options.encoder}.")
     if not encoder.layers:
         raise UsageError("--pooling attention reads token states of layers: name --layers by number, or auto.")
@@ -122,10 +140,6 @@ def _with_pooling(task: TunedTask, start: _Start, base: TextFeatures) -> TextFea
     layer, checkpoints, preferences = middle_layer(encoder.layers), task.checkpoints, task.preferences
 
     def train() -> Mapping[str, Array]:
-        from pluralign.learning.backbone.attention import FrozenMixture, train_attention
-        from pluralign.learning.backbone.batches import TextPairs
-        from pluralign.text.states import read_token_states
-
         items, rows = preferences.items(), task.learned
         used, place = np.unique(np.concatenate([items.a[rows], items.b[rows]]), return_inverse=True)
         texts = texts_of(preferences)
@@ -143,7 +157,7 @@ def _with_pooling(task: TunedTask, start: _Start, base: TextFeatures) -> TextFea
             return train_attention(states, pairs, mixture, task.options.seed, task.progress)
 
     processes = checkpoints.processes
-    weights = checkpoints.arrays("attention", lambda: processes.agreed(train))
+    weights = checkpoints.keep("attention", dict[str, Array], lambda: dict(processes.agreed(train)))
 
     def write(folder: Path) -> None:
         if processes.first:
@@ -197,3 +211,110 @@ def _trained_inputs(
     pairs = task.pairs(inputs(vectors))[task.learned]
     weights = np.tile(teacher.voice_weights, networks) / networks
     return inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights)
+
+
+# --- the networks: heads of their own, and one output for each reward of the mixture on frozen features. An output is
+# added to that reward, so training starts near the frozen mixture. Networks differ by their random start and are
+# trained side by side; the mean of their predictions has less noise than each of them.
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenMixture:
+    """The mixture on frozen features that training starts from."""
+
+    rewards: FloatArray
+    """Of each text: the rewards of the mixture, then the one reward, ``(n_texts, outputs)``."""
+    weights: FloatArray
+    """π, the weights of the mixture, ``(outputs − 1,)``."""
+    damping: FloatArray
+    """Factor that shortens long differences, of each pair, ``(n_pairs,)``."""
+
+
+class AttentionNetworks(torch.nn.Module):
+    """Several attention poolings with linear outputs on their standardised features.
+
+    Args:
+        width: size of a token state.
+        outputs: number of outputs per network.
+        generator: of the random start.
+    """
+
+    def __init__(self, width: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+
+        def random(*shape: int, spread: float) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(*shape, generator=generator) * spread)
+
+        self.query = random(NETWORKS, HEADS, width, spread=0.5 / math.sqrt(width))
+        self.bias = torch.nn.Parameter(torch.zeros(NETWORKS, HEADS))
+        self.value = random(NETWORKS, HEADS, width, RANK, spread=1 / math.sqrt(3 * width))
+        self.head = random(NETWORKS, HEADS, RANK, outputs, spread=0.5 / math.sqrt(HEADS * RANK))
+        self.standard = torch.nn.BatchNorm1d(NETWORKS * HEADS * RANK, affine=False, momentum=MOMENTUM)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the outputs for texts, ``(n_texts, networks, outputs)``."""
+        # A network per head gives the features of each head instead of their sum.
+        each = {"query": self.query, "bias": self.bias, "value": self.value}
+        weights = {name: part.flatten(0, 1)[:, None] for name, part in each.items()}
+        features = self.standard(attention_pool(states, mask, weights)).view(-1, NETWORKS, HEADS, RANK)
+        return torch.einsum("nghr,ghro->ngo", features, self.head)
+
+    def weights(self) -> dict[str, Array]:
+        """Return the weights for ``attention_pool``, whose features are the outputs up to a constant."""
+        assert self.standard.running_var is not None  # noqa: S101
+        spread = (self.standard.running_var + self.standard.eps).sqrt().view(NETWORKS, HEADS, RANK)
+        value = torch.einsum("ghdr,ghro->ghdo", self.value / spread[:, :, None], self.head)
+        parts = {"query": self.query, "bias": self.bias, "value": value}
+        return {name: part.detach().float().numpy() for name, part in parts.items()}
+
+
+def train_attention(
+    states: TokenStates, pairs: TextPairs, start: FrozenMixture, seed: int, progress: Progress | None = None
+) -> Mapping[str, Array]:
+    """Train the networks on pairs and return their weights.
+
+    Loss of a network, with r its outputs plus the rewards of the frozen mixture: ``losses.MixtureLoss``. AdamW; the
+    learning rate falls to 0 like a cosine after ``WARM_UP`` steps.
+
+    Args:
+        states: of all texts.
+        pairs: the training pairs.
+        start: the mixture on frozen features.
+        seed: of the start and of the order of pairs.
+        progress: called with the steps done and their total.
+
+    Raises:
+        DataError: the training diverged.
+    """
+    rng = np.random.default_rng([seed, FINETUNE])
+    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    networks = AttentionNetworks(states.width, start.rewards.shape[1], generator)
+    batch = min(BATCH, len(pairs.prob_a))
+    steps = max(1, math.ceil(EPOCHS * len(pairs.prob_a) / batch))
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+    optimizer = torch.optim.AdamW(networks.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    loss = MixtureLoss(tuple(start.weights.tolist()))
+    for step, rows in enumerate(draw_steps(pairs.prompt, steps, batch, rng)):
+        texts, place = np.unique(np.concatenate([pairs.a[rows], pairs.b[rows]]), return_inverse=True)
+        rewards = networks(*states.padded(texts)) + torch.from_numpy(start.rewards[texts]).float()[:, None]
+        difference = rewards[place[: len(rows)]] - rewards[place[len(rows) :]]
+        labels = {"prob_a": _of_networks(pairs.prob_a[rows]), "weight": _of_networks(start.damping[rows])}
+        optimizer.zero_grad()
+        loss(difference.flatten(0, 1), labels, RunningFigures(), step / steps).backward()
+        optimizer.step()
+        schedule.step()
+        if progress:
+            progress(step + 1, steps)
+    trained = networks.weights()
+    if not all(np.isfinite(part).all() for part in trained.values()):
+        raise DataError("the training of the attention pooling diverged", remedy="leave out --pooling attention")
+    return trained
+
+
+def _of_networks(values: FloatArray) -> Any:
+    """Return the values of pairs, repeated for every network, ``(n × networks,)``."""
+    return torch.from_numpy(np.repeat(values, NETWORKS)).float()

@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -22,14 +22,14 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
-from pluralign.core.checkpoints import Arrays, Checkpoints
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
 from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
@@ -46,13 +46,11 @@ from pluralign.learning.task import (
     choose_size,
     choose_temperature,
     decisive_options,
-    save_fit,
 )
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
-from pluralign.theory import calibration
-from pluralign.theory.calibration import brier_corrected, sigmoid, squared_error
+from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -138,11 +136,14 @@ def fit_tuned(
     if folder is None:
         raise UsageError("features that are trained on the votes need a folder for their models.")
     started = time.perf_counter()
-    with finetuning_packages():
-        import torch
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            import torch
 
-        from pluralign.learning import trained_pooling
-        from pluralign.learning.backbone.recipe import check_trackers, choose_precision
+            from pluralign.learning import trained_pooling
+            from pluralign.learning.backbone.recipe import check_trackers, choose_precision
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     check_trackers(tuning)
     processes = join_launch(cpu=not torch.cuda.is_available())
     encoder = None if tuning.backbone is not None else trained_pooling.frozen_encoder(options)
@@ -159,20 +160,10 @@ def fit_tuned(
     record = replace(ensemble.record, processes=processes.count, seconds=time.perf_counter() - started)
     ensemble = replace(ensemble, record=record)
     if processes.first:
-        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         task.checkpoints.finish()
     processes.wait()
     return replace(ensemble, features=RewardEnsemble.load(folder).features)
-
-
-@contextmanager
-def finetuning_packages() -> Iterator[None]:
-    """Import the packages of fine-tuning inside this block. Raises MissingExtraError if one is not installed."""
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
-            yield
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
 
 
 def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
@@ -192,7 +183,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
 
 def _fit_backbone(task: TunedTask) -> Judged:
     """Fine-tune models, and fit an ensemble on them."""
-    from pluralign.learning.backbone.batches import TextPairs
+    from pluralign.learning.backbone.recipe import TextPairs
     from pluralign.learning.backbone.train import fine_tune
 
     preferences, options, learned = task.preferences, task.options, task.learned
@@ -204,37 +195,29 @@ def _fit_backbone(task: TunedTask) -> Judged:
     pairs = TextPairs(texts_of(preferences), a, b, prob_a, preferences.prompt_index[learned])
 
     def enough(outputs: Array) -> bool:
-        return stopped_improving(sizes_on_validation(task, outputs).errors)
+        return stopped_improving(sizes_on_validation(task, outputs)[1])
 
-    tuned = fine_tune(
-        pairs, options, task.tuning, task.checkpoints, enough if options.k == "auto" else None, task.progress,
-        task.watcher,
-    )  # fmt: skip
+    run, features, seconds = fine_tune(pairs, task, enough if options.k == "auto" else None)
     reading = time.perf_counter()
     settings = {
         **asdict(task.tuning),
-        "steps": tuned.plan.steps,
-        "batch_size": tuned.plan.batch,
-        "learning_rate": tuned.plan.learning_rate,
-        "max_length": tuned.features.max_length,
-        "scoring_precision": tuned.features.precision,
+        "steps": run.plan.steps,
+        "batch_size": run.plan.batch,
+        "learning_rate": run.plan.learning_rate,
+        "max_length": features.max_length,
+        "scoring_precision": features.precision,
         "validation_pairs": int(task.validation.sum()),
     }
     if options.method == "joint":
-        candidates, notes = _candidates(task, tuned.features)
+        candidates, notes = _candidates(task, features)
         ensemble, held_out = compare(task, candidates)
-        notes = [*(ensemble.record.notes or []), *tuned.notes, *notes]
+        notes = [*(ensemble.record.notes or []), *run.notes, *notes]
     else:
-        ensemble, held_out, chosen = _fit_stages(task, tuned.features)
+        ensemble, held_out, chosen = _fit_stages(task, features)
         settings |= chosen
-        notes = tuned.notes
-    record = replace(
-        ensemble.record,
-        tuning=settings,
-        notes=notes,
-        seconds_members=tuned.seconds,
-        seconds_encoding=time.perf_counter() - reading,
-    )
+        notes = run.notes
+    encoding = time.perf_counter() - reading
+    record = replace(ensemble.record, tuning=settings, notes=notes, seconds_members=seconds, seconds_encoding=encoding)
     return replace(ensemble, record=record), held_out
 
 
@@ -311,13 +294,13 @@ def _validation_errors(task: TunedTask, name: str, one: Candidate) -> FloatArray
     """
     data = replace(task.data(one.features, one.vectors, f"{name}, without validation prompts"), watcher=FitWatcher())
 
-    def compute() -> Arrays:
+    def compute() -> FloatArray:
         inputs, teacher = one.inputs(data)
         fit = task_of(data, inputs, task.validation, teacher)
         share = validated_members(fit).prob_hat(fit.check, task.options.level)
-        return {"errors": squared_error(share, fit.check.prob_a)}
+        return squared_error(share, fit.check.prob_a)
 
-    return np.asarray(data.checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
+    return data.checkpoints.keep("validation", FloatArray, compute)
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
@@ -364,17 +347,9 @@ def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Mapping[st
         low, high = (None, None) if np.isnan(found.low) else (found.low, found.high)
         figures[name] = replace(figures[name], difference=found.mean, low=low, high=high)
     tuned, frozen = figures["tuned"], figures.get("frozen")
-    return EncoderChoice(
-        used=used,
-        validation_tuned=tuned.validation,
-        validation_frozen=frozen.validation if frozen else None,
-        test_tuned=tuned.test,
-        test_frozen=frozen.test if frozen else None,
-        difference=tuned.difference,
-        low=tuned.low,
-        high=tuned.high,
-        outputs=figures.get("outputs"),
-    )
+    validation, test = (frozen.validation, frozen.test) if frozen else (None, None)
+    interval = tuned.difference, tuned.low, tuned.high
+    return EncoderChoice(used, tuned.validation, validation, tuned.test, test, *interval, figures.get("outputs"))
 
 
 # --- A stagewise ensemble: its weights, and early stopping on the validation prompts (§4). No test vote is read for it.
@@ -385,18 +360,8 @@ PATIENCE = 2
 one, because all weights are solved again after each stage: one stage without a gain is no reason to stop."""
 
 
-@dataclass(frozen=True, eq=False)
-class SizesOnValidation:
-    """The ensembles after each stage, weighted without the validation pairs, and their errors on these pairs."""
-
-    check: Pairs
-    """The validation pairs."""
-    sizes: list[Members]
-    errors: list[float]
-
-
-def sizes_on_validation(task: TunedTask, outputs: Array) -> SizesOnValidation:
-    """Return how the stages so far predict the validation votes.
+def sizes_on_validation(task: TunedTask, outputs: Array) -> tuple[list[Members], list[float]]:
+    """Return the ensembles after each stage, weighted without the validation pairs, and their errors on these pairs.
 
     Args:
         task: the fit.
@@ -404,7 +369,7 @@ def sizes_on_validation(task: TunedTask, outputs: Array) -> SizesOnValidation:
     """
     pairs = task.pairs(outputs)
     check, sizes = pairs[task.validation], stage_members(pairs[task.learned])
-    return SizesOnValidation(check, sizes, [members.brier(check, "vote") for members in sizes])
+    return sizes, [members.brier(check, "vote") for members in sizes]
 
 
 def stage_members(pairs: Pairs) -> list[Members]:
@@ -431,14 +396,13 @@ def choose_stages(task: TunedTask, outputs: Array) -> tuple[int, str]:
         task: the fit.
         outputs: rewards of all trained members for every text, ``(n_texts, stages)``.
     """
-    found = sizes_on_validation(task, outputs)
-    reason = (
-        f"the validation Brier score has not improved for {PATIENCE} stages"
-        if stopped_improving(found.errors)
-        else f"{len(found.sizes)} stages are the most that --k auto trains"
-    )
-    listed = ", ".join(f"{error:.4f}" for error in found.errors)
-    return choose_size(dict(enumerate(found.sizes, 1)), found.check, "vote"), f"{reason}: {listed}"
+    sizes, errors = sizes_on_validation(task, outputs)
+    reason = f"{len(sizes)} stages are the most that --k auto trains"
+    if stopped_improving(errors):
+        reason = f"the validation Brier score has not improved for {PATIENCE} stages"
+    listed = ", ".join(f"{error:.4f}" for error in errors)
+    k = choose_size(dict(enumerate(sizes, 1)), task.pairs(outputs)[task.validation], "vote")
+    return k, f"{reason}: {listed}"
 
 
 def _fit_stages(
@@ -459,13 +423,8 @@ def _fit_stages(
         fit = task_of(data, identity_map(k))
         members = stage_members(fit.train)[-1]
     check, members = fit.train[task.validation[~task.test_rows]], members.unit_spread(fit.train)
-    ensemble = RewardEnsemble(
-        LinearMembers(identity_map(models.outputs), members.theta),
-        members.weights,
-        models,
-        choose_temperature(members, check),
-        members.undecided,
-    )
+    linear, temperature = LinearMembers(identity_map(models.outputs), members.theta), choose_temperature(members, check)
+    ensemble = RewardEnsemble(linear, members.weights, models, temperature, members.undecided)
     return *measure_fit(ensemble, data, _first_member_baselines(fit.train, check), history), told
 
 
@@ -473,7 +432,7 @@ def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
     """Return the first member as a single reward: as it is, tempered, and with its opposite."""
     reward = np.eye(train.inputs.shape[1])[:, 0]
     z = scores(check.difference, reward)
-    errors = [calibration.brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
+    errors = [brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
     baselines = {
         "soft_bt": {"theta": reward, "temperature": np.array(1.0)},
         "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},

@@ -364,7 +364,7 @@ def evaluate(
     p, n, prediction = votes.prob_a, votes.n_votes, own.prob_hat
     others = []
     for other in map(load, against):
-        worst = worst_disagreement(other.votes, other.weights, votes)
+        worst = worst_disagreement(other.votes, other.weights, votes.prob_a)
         readings = {
             reading: compare(share, prediction, votes, other.k, worst) for reading, share in other.readings.items()
         }

@@ -7,9 +7,8 @@ prompt, no response and no local path.
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -21,20 +20,12 @@ from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.measuring.verdicts import floor_is_compared
 from pluralign.publishing import tables
-from pluralign.publishing.tables import Table, number
+from pluralign.publishing.tables import number
 from pluralign.text.classifier import Reads
 
 Kind = Literal["ensemble", "member", "separate", "frozen", "tuned"]
 """One model with all members, one model with one member, the folder that holds one model per member, an ensemble on
 frozen features, or the folder of a fine-tuned ensemble."""
-USAGE: dict[Kind, str] = {
-    "ensemble": "usage_transformers.md",
-    "member": "usage_transformers.md",
-    "separate": "usage_transformers.md",
-    "frozen": "usage_pluralign.md",
-    "tuned": "usage_pluralign.md",
-}
-"""Template of the section on usage."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +59,16 @@ class ModelCard:
     commands: Sequence[Sequence[str]] = ()
     """The commands that reproduce the export, each as a list of words."""
 
-    def member_row(self, j: int) -> MemberRow:
-        """Return number, name, weight and disagreement of one member."""
-        evaluation, weight = self.ensemble.record.evaluation, float(self.ensemble.weights[j])
-        measured = evaluation is not None and len(evaluation.members) == self.ensemble.k
-        disagreement = evaluation.members[j].disagreement if evaluation and measured else None
-        far = disagreement is not None and worse_than_chance(disagreement, weight)
-        return MemberRow(j, self.names[j], weight, disagreement, far)
+    @property
+    def rows(self) -> list[MemberRow]:
+        """Number, name, weight and disagreement of all members."""
+        evaluation, weights = self.ensemble.record.evaluation, self.ensemble.weights.tolist()
+        measured = evaluation.members if evaluation and len(evaluation.members) == self.ensemble.k else None
+        found = [member.disagreement for member in measured] if measured else [None] * len(weights)
+        return [
+            MemberRow(j, self.names[j], weight, one, one is not None and worse_than_chance(one, weight))
+            for j, (weight, one) in enumerate(zip(weights, found, strict=True))
+        ]
 
     def text(
         self,
@@ -100,11 +94,12 @@ class ModelCard:
         record, evaluation = self.ensemble.record, main_evaluation(self.ensemble.record)
         in_hub = self.hub_id and kind in ("ensemble", "member") and place == "."
         where = self.hub_id if in_hub else self.folder
-        rows = [self.member_row(j) for j in range(self.ensemble.k)]
+        rows = self.rows
+        settings = {"options": record.options, "tuning": record.tuning, "versions": record.versions}
         table = tables.member_table(self.ensemble.weights.tolist(), record.evaluation, self.names)
         card: str = _template().render(
             kind=kind,
-            usage=USAGE[kind],
+            usage=f"usage_{'pluralign' if kind in ('frozen', 'tuned') else 'transformers'}.md",
             reads=reads,
             max_length=max_length,
             script=script,
@@ -130,16 +125,10 @@ class ModelCard:
             table=tables.comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
             member_table=replace(table, main=members[0] if kind == "member" else None),
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
-            settings=self._settings(),
+            settings=without_path(to_json({name: part for name, part in settings.items() if part})),
             version=__version__,
         )
         return card
-
-    def _settings(self) -> Any:
-        """Return options and versions of the fit without local paths."""
-        record = self.ensemble.record
-        parts = {"options": record.options, "tuning": record.tuning, "versions": record.versions}
-        return without_path(to_json({name: part for name, part in parts.items() if part}))
 
 
 def without_path(value: Any) -> Any:
@@ -172,7 +161,7 @@ def escaped(text: str) -> str:
 
 def _template() -> Any:
     try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
         raise MissingExtraError("jinja2", "report", "a model card") from None
@@ -180,27 +169,23 @@ def _template() -> Any:
     def as_json(value: Any, indent: int | None = None) -> Any:
         return Markup(json.dumps(value, ensure_ascii=False, indent=indent))  # noqa: S704
 
-    def quoted(text: str) -> Any:
-        return Markup(shlex.quote(text.replace("\n", " ")))  # noqa: S704
-
-    def markdown(table: Table) -> Any:
-        return Markup(tables.as_markdown(table, escaped))  # noqa: S704
-
-    def verbatim(text: str) -> Any:
-        return Markup(text)  # noqa: S704
+    def marked(as_text: Callable[[Any], str]) -> Callable[[Any], Any]:
+        return lambda value: Markup(as_text(value))  # noqa: S704
 
     # All values are escaped, except those that a filter has marked as Markup.
     environment = Environment(  # noqa: S701
-        loader=FunctionLoader(_template_text),
+        loader=PackageLoader("pluralign.publishing"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else escaped(str(value)),
     )
-    environment.filters.update(number=number, markdown=markdown, as_json=as_json, quoted=quoted, verbatim=verbatim)
+    environment.filters.update(
+        number=number,
+        as_json=as_json,
+        markdown=marked(lambda table: tables.as_markdown(table, escaped)),
+        quoted=marked(lambda text: shlex.quote(text.replace("\n", " "))),
+        verbatim=marked(str),
+    )
     return environment.get_template("model_card.md")
-
-
-def _template_text(name: str) -> str:
-    return files("pluralign").joinpath("publishing", "templates", name).read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""What all exports share: their result, their index file, names of members, warnings, and where they may be written."""
+"""Exports: an ensemble, or one of its members, as a folder that works without this package; and uploads of ensembles.
+
+Fine-tuned ensembles become reward models of transformers. Ensembles on frozen features get a script of their own.
+"""
 
 import json
 import os
@@ -28,34 +31,17 @@ from pluralign.ensemble.record import FitRecord
 from pluralign.measuring.cards import member_name, member_profiles
 from pluralign.publishing.card import Kind, ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
-from pluralign.text.classifier import (
-    UNDECIDED_KEY,
-    WEIGHTS_KEY,
-    Reads,
-    added_chat_template,
-    classifier_head,
-    classifier_tokens,
-    reads_of,
-)
+from pluralign.text import classifier, loading
 from pluralign.text.encoders import HashingEncoder
 from pluralign.text.features import ENCODER_FOLDER, TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
-from pluralign.text.loading import (
-    BUNDLED,
-    MINILM_HUB_ID,
-    UnsupportedError,
-    copy_model,
-    hub_source,
-    own_pooling,
-    quiet_transformers,
-)
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Item, Message, Prompt
 
 INDEX_FILE = "pluralign.json"
 """Index of an export: its members, their weights, the undecided share, and the version that wrote it."""
-KNOWN_BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "minilm": MINILM_HUB_ID}
+KNOWN_BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "minilm": loading.MINILM_HUB_ID}
 """Hub ids of models that have a short name in this library."""
 
 
@@ -80,13 +66,6 @@ class Export:
     """Reasons not to rely on the ensemble, as sentences."""
 
 
-def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
-    """Return the name of each member on its card, or its number if there are no held-out votes."""
-    if not has_held_out(folder):
-        return [member_name(j) for j in range(ensemble.k)]
-    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
-
-
 def base_id(base: str) -> str | None:
     """Return the hub id of a base model, or None for a local folder: local paths are not published.
 
@@ -96,7 +75,7 @@ def base_id(base: str) -> str | None:
     """
     if base in KNOWN_BASES:
         return KNOWN_BASES[base]
-    if found := hub_source(Path(base)):
+    if found := loading.hub_source(Path(base)):
         return found[0]
     return base if HUB_ID.fullmatch(base) and not Path(base).exists() else None
 
@@ -107,14 +86,13 @@ def export_warnings(record: FitRecord) -> list[str]:
     if evaluation is None:
         return ["The calibration of this ensemble is unknown: there are no figures on held-out votes."]
     if evaluation.prompts < ENOUGH_CLUSTERS:
-        few = counted(evaluation.prompts, "held-out prompt")
-        return [
-            f"The calibration of this ensemble is uncertain: {few}, and a verdict needs at least {ENOUGH_CLUSTERS}."
-        ]
+        few = f"{counted(evaluation.prompts, 'held-out prompt')}, and a verdict needs at least {ENOUGH_CLUSTERS}"
+        return [f"The calibration of this ensemble is uncertain: {few}."]
     half = evaluation.baselines.get("constant_half")
-    if half is None or standing(half.difference) == "ahead":
+    found = standing(half.difference) if half else "ahead"
+    if half is None or found == "ahead":
         return []
-    worse = "worse than" if standing(half.difference) == "behind" else "not significantly better than"
+    worse = "worse than" if found == "behind" else "not significantly better than"
     scores = f"Brier score {evaluation.test.brier:.4f} against {half.brier:.4f}"
     return [f"On held-out votes this ensemble is {worse} predicting ½ for every pair ({scores})."]
 
@@ -123,21 +101,19 @@ def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
     """Raise UsageError unless ``output`` can hold an export of the ensemble in ``folder``."""
     inside, outside = folder.resolve(), output.resolve()
     if inside == outside or inside in outside.parents or outside in inside.parents:
-        raise UsageError(
-            f"{output} must be outside the ensemble's folder {folder}, and not contain it; name another folder."
-        )
-    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(f"{output} must be outside the ensemble's folder {folder}, and not contain it.")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file; name a folder.")
+    if output.exists() and any(output.iterdir()):
         if not overwrite:
             raise UsageError(f"{output} is not empty; name another folder, or replace an export with --overwrite.")
         if not (output / INDEX_FILE).is_file():
             raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
-    elif output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; name a folder.")
 
 
 def index_of(card: ModelCard, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return the index of an export: base, names and figures, and the members in each subfolder."""
-    rows = [asdict(card.member_row(j)) | {"folder": part} for part, chosen in groups.items() for j in chosen]
+    rows = [asdict(card.rows[j]) | {"folder": part} for part, chosen in groups.items() for j in chosen]
     about = {"format": "pluralign-export", "pluralign": __version__, "base": card.base}
     return {**about, "undecided": card.ensemble.undecided, "members": rows}
 
@@ -169,6 +145,12 @@ PROBES: tuple[Item, ...] = (
 class NotExpressibleError(UsageError):
     """The script cannot compute the rewards of an ensemble."""
 
+    def __init__(self, encoder: str, reason: str) -> None:
+        super().__init__(
+            f"the encoder {encoder} needs sentence-transformers ({reason}), so its ensemble cannot be exported: "
+            "use RewardEnsemble.push_to_hub, or fit with other --layers."
+        )
+
 
 def encoder_name(features: TextFeatures) -> str:
     """Return the name of an encoder for publication: a hub id, a short name, or the last part of a path."""
@@ -187,10 +169,10 @@ def save_frozen(ensemble: RewardEnsemble, features: TextFeatures, place: Path, *
     encoder = features.load_checked()
     features = features if features.hub_id else replace(features.resolved(), identity=features.identity)
     if with_encoder and isinstance(encoder, ModelEncoder):
-        copy_model(encoder.folder, place / ENCODER_FOLDER)
+        loading.copy_model(encoder.folder, place / ENCODER_FOLDER)
         copied = replace(features, encoder=str(place / ENCODER_FOLDER)).load()
         features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "", own=False)
-    elif features.hub_id and features.encoder not in BUNDLED:
+    elif features.hub_id and features.encoder not in loading.BUNDLED:
         features = replace(features, encoder=features.hub_id)
     replace(ensemble, features=features, record=published_record(ensemble.record)).save(place)
     return features
@@ -221,11 +203,10 @@ def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
     try:
         rewards = model.rewards([(Prompt(asked).json, text) for asked, text in PROBES])
     except ValueError:  # raised by the script for its stored text
-        raise _not_expressible(card.base, "its rewards differ") from None
+        raise NotExpressibleError(card.base, "its rewards differ") from None
     difference = float(np.max(np.abs(rewards - expected) / (1 + np.abs(expected))))
-    half = isinstance(encoder, ModelEncoder) and encoder.half
-    if difference > (HALF_TOLERANCE if half else TOLERANCE):
-        raise _not_expressible(card.base, f"its rewards differ by {difference:.2g}")
+    if difference > (HALF_TOLERANCE if getattr(encoder, "half", False) else TOLERANCE):
+        raise NotExpressibleError(card.base, f"its rewards differ by {difference:.2g}")
     write_index(place, index)
     (place / SCRIPT).write_text(script_text(), encoding="utf-8")
 
@@ -243,9 +224,9 @@ def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
     if not isinstance(encoder, ModelEncoder):
         return reader
     try:
-        pooling, unit_length = (encoder.pooling, False) if encoder.layers else own_pooling(encoder.folder)
-    except UnsupportedError as reason:
-        raise _not_expressible(encoder.folder.name, str(reason)) from None
+        pooling, unit_length = (encoder.pooling, False) if encoder.layers else loading.own_pooling(encoder.folder)
+    except loading.UnsupportedError as reason:
+        raise NotExpressibleError(encoder.folder.name, str(reason)) from None
     return reader | {
         "kind": "transformer",
         "hub_id": features.hub_id,
@@ -262,26 +243,15 @@ def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
 
 def script_text() -> str:
     """Return the text of the script: the module of the package with the code that it imports from the package."""
-    text = _source("publishing/standalone/reward_model.py")
+    package = files("pluralign")
+    text = package.joinpath("publishing/standalone/reward_model.py").read_text(encoding="utf-8")
     for name in COPIED:
-        source = _source(f"text/{name}.py")
+        source = package.joinpath(f"text/{name}.py").read_text(encoding="utf-8")
         _, _, code = source.partition('"""\n\n')  # without the docstring of the module
-        imported = f"from pluralign.text.{name} import "
-        start = text.index(imported)
-        end = text.index("\n", start)
-        text = f"{text[:start]}# {name} features\n{code.strip()}\n\n{text[end + 1 :]}"
+        before, _, after = text.partition(f"from pluralign.text.{name} import ")
+        _, _, after = after.partition("\n")
+        text = f"{before}# {name} features\n{code.strip()}\n\n{after}"
     return text
-
-
-def _source(name: str) -> str:
-    return files("pluralign").joinpath(name).read_text(encoding="utf-8")
-
-
-def _not_expressible(encoder: str, reason: str) -> NotExpressibleError:
-    return NotExpressibleError(
-        f"the encoder {encoder} needs sentence-transformers ({reason}), so its ensemble cannot be exported: "
-        "use RewardEnsemble.push_to_hub, or fit with other --layers."
-    )
 
 
 # --- ``export``: write an ensemble, or one of its members, as a folder that works without this package.
@@ -289,6 +259,7 @@ def _not_expressible(encoder: str, reason: str) -> NotExpressibleError:
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
+RAW_SCORES = {"activation_fn": "torch.nn.modules.linear.Identity"}
 CROSS_ENCODER_FILES: dict[str, Any] = {
     "modules.json": [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
@@ -298,10 +269,7 @@ CROSS_ENCODER_FILES: dict[str, Any] = {
         "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
         "module_output_name": "scores",
     },
-    "config_sentence_transformers.json": {
-        "model_type": "CrossEncoder",
-        "activation_fn": "torch.nn.modules.linear.Identity",
-    },
+    "config_sentence_transformers.json": {"model_type": "CrossEncoder", **RAW_SCORES},
 }
 """Files of a pair model for ``CrossEncoder`` of sentence-transformers: pairs of texts, no chat template, raw scores."""
 
@@ -340,25 +308,30 @@ def export(
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
     features = ensemble.features
-    if isinstance(member, int) and not 0 <= member < ensemble.k:
-        raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
+    if member not in (None, "all", *range(ensemble.k)):
+        raise UsageError(f"member must be 0 to {ensemble.k - 1}, or all, not {member}.")
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
     if isinstance(features, TextFeatures):
         if member is not None or dtype != "float32":
-            raise UsageError(
-                "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
-                "reward_model.py returns one column of rewards per member."
-            )
+            whole = "is exported whole and in float32, without --member and --dtype"
+            raise UsageError(f"an ensemble on frozen features {whole}: reward_model.py returns all members' rewards.")
         base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
     else:
-        _check_tuned(features, folder, one_model=member is None)
+        if features.method == "stagewise" and member is None:
+            apart = "the members of a stagewise ensemble are separate models and cannot be exported as one"
+            raise UsageError(f"{apart}: export one with --member J, or each in its own folder with --member all.")
+        if features.with_current_hashes().identity != features.identity:
+            remedy = "copy the folder again, or fit again"
+            raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
         base, known = base_id(features.base) or PurePath(features.base).name, base_id(features.base)
     refuse_place(folder, output, overwrite)
     if push_to_hub:
         check_upload(push_to_hub)
     members = [member] if isinstance(member, int) else list(range(ensemble.k))
-    names = member_names(folder, ensemble)
+    names = [member_name(j) for j in range(ensemble.k)]
+    if has_held_out(folder):
+        names = [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
     card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
     groups = {f"member-{j}": [j] for j in members} if member == "all" else {".": members}
     with atomic_folder(output) as partial:
@@ -366,8 +339,7 @@ def export(
             write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
             (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
         else:
-            kind: Kind = "ensemble" if member is None else "member"
-            _write_models(card, features, partial, groups, kind, dtype)
+            _write_models(card, partial, groups, "ensemble" if member is None else "member", dtype)
             if member == "all":
                 (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
     return Export(
@@ -383,34 +355,16 @@ def export(
     )
 
 
-def _check_tuned(features: FinetunedFeatures, folder: Path, *, one_model: bool) -> None:
-    """Raise an error if the members are to be one model but are several, or if a model was changed."""
-    if features.method == "stagewise" and one_model:
-        raise UsageError(
-            "the members of a stagewise ensemble are separate models and cannot be exported as one: "
-            "export one with --member J, or each in its own folder with --all."
-        )
-    if features.with_current_hashes().identity != features.identity:
-        remedy = "copy the folder again, or fit again"
-        raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _write_models(
-    card: ModelCard,
-    features: FinetunedFeatures,
-    partial: Path,
-    groups: dict[str, list[int]],
-    kind: Kind,
-    dtype: Precision,
-) -> None:
+def _write_models(card: ModelCard, partial: Path, groups: dict[str, list[int]], kind: Kind, dtype: Precision) -> None:
     """Write the models, their cards and the index."""
+    features: Any = card.ensemble.features
     for place, chosen in groups.items():
         model, tokenizer = _model_of(features, card.ensemble.members.head()[:, chosen])
-        reads = reads_of(tokenizer)
-        _describe(model.config, card.ensemble, card.names, chosen, kind, reads)
+        reads = classifier.reads_of(tokenizer)
+        _describe(model.config, card, chosen, kind, reads)
         _save(model, tokenizer, partial / place, dtype, features.max_length)
         limit = int(tokenizer.model_max_length)
         text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer), limit)
@@ -426,27 +380,25 @@ def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]
         places, theta = [places[own]], theta[own : own + 1]
     model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
-        refuse_without_head(places[0], classifier_head(model)[0])
+        refuse_without_head(places[0], classifier.classifier_head(model)[0])
         model = model.merge_and_unload()
     (replace_head if features.method == "joint" else keep_outputs)(model, theta)
     return model, tokenizer
 
 
-def _describe(
-    config: Any, ensemble: RewardEnsemble, names: Sequence[str], chosen: Sequence[int], kind: Kind, reads: Reads
-) -> None:
+def _describe(config: Any, card: ModelCard, chosen: Sequence[int], kind: Kind, reads: classifier.Reads) -> None:
     """Describe the outputs of a model in its configuration."""
-    labels = [names[j] for j in chosen]
+    ensemble, labels = card.ensemble, [card.names[j] for j in chosen]
     config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
     # Rewards are not probabilities. This setting keeps vLLM and pipelines from applying a softmax, and scorers of pairs
     # of texts (vLLM's /score, CrossEncoder of sentence-transformers) from applying a sigmoid.
     config.problem_type = "regression"
     if reads == "pair":
-        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        config.sentence_transformers = dict(RAW_SCORES)
     config.pluralign, config.pluralign_names = __version__, labels
     if kind == "ensemble":
-        setattr(config, WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
-        setattr(config, UNDECIDED_KEY, ensemble.undecided)
+        setattr(config, classifier.WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
+        setattr(config, classifier.UNDECIDED_KEY, ensemble.undecided)
         config.pluralign_temperature = ensemble.temperature
     else:
         config.pluralign_member, config.pluralign_member_weight = chosen[0], float(ensemble.weights[chosen[0]])
@@ -464,14 +416,15 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved
     tokenizer.model_max_length = min(int(tokenizer.model_max_length), max_length)
-    if reads_of(tokenizer) != "chat":  # TRL renders messages with a template, and ends plain texts with an end token
-        tokenizer.chat_template = added_chat_template(tokenizer)
+    reads = classifier.reads_of(tokenizer)
+    if reads != "chat":  # TRL renders messages with a template, and ends plain texts with an end token
+        tokenizer.chat_template = classifier.added_chat_template(tokenizer)
     if tokenizer.eos_token is None:
         tokenizer.eos_token = tokenizer.sep_token or tokenizer.pad_token
-    if reads_of(tokenizer) == "pair":
+    if reads == "pair":
         for name, content in CROSS_ENCODER_FILES.items():
             (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
-    with quiet_transformers():
+    with loading.quiet_transformers():
         model.to("cpu", kept).save_pretrained(place)
         tokenizer.save_pretrained(place)
     for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
@@ -484,8 +437,8 @@ def ends_in_padding(model: Any, tokenizer: Any) -> bool:
     This happens if the token at the end of a turn is also the padding token. vLLM has no padding: it reads the last
     token.
     """
-    last = classifier_tokens(tokenizer, ("Tea?", "Yes."), tokenizer.model_max_length)["input_ids"][-1]
-    return bool(reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
+    last = classifier.classifier_tokens(tokenizer, ("Tea?", "Yes."), tokenizer.model_max_length)["input_ids"][-1]
+    return bool(classifier.reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
 
 
 def refuse_without_head(adapter: Path, head: str) -> None:
@@ -509,7 +462,7 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
         model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.
         theta: ``(outputs, k)``.
     """
-    _, head = classifier_head(model)
+    _, head = classifier.classifier_head(model)
     bias = None if head.bias is None else theta.T @ head.bias.detach().double().cpu().numpy()
     replace_head(model, head.weight.detach().double().cpu().numpy().T @ theta, bias)
 
@@ -524,7 +477,7 @@ def replace_head(model: Any, theta: FloatArray, bias: FloatArray | None = None) 
     """
     import torch
 
-    name, head = classifier_head(model)
+    name, head = classifier.classifier_head(model)
     kept = torch.nn.Linear(len(theta), theta.shape[1], bias=head.bias is not None, device=head.weight.device)
     with torch.no_grad():
         kept.weight.copy_(torch.as_tensor(np.ascontiguousarray(theta.T)))
@@ -545,19 +498,12 @@ def push_ensemble(
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / PurePath(name).name
         place.mkdir()
-        write_shared(ensemble, place, name, names)
+        _write_shared(ensemble, place, name, names)
         return upload_model(place, name, private=private, kept=False)
 
 
-def write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequence[str] | None = None) -> None:
-    """Write the files of an upload into an empty folder.
-
-    Args:
-        ensemble: the ensemble.
-        place: the folder.
-        hub_id: the repository, for the model card.
-        names: names of the members (default: their numbers).
-    """
+def _write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequence[str] | None) -> None:
+    """Write the files of an upload into an empty folder."""
     names = [member_name(j) for j in range(ensemble.k)] if names is None else list(names)
     if len(names) != ensemble.k:
         raise UsageError(f"names must have one entry per member, {ensemble.k}, not {len(names)}.")
@@ -574,10 +520,8 @@ def write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequ
     else:
         base = base_id(features.base)
         if features.lora and base is None:
-            raise UsageError(
-                f"the LoRA adapters need the base model {features.base}, which is not on the hub: fit with a hub id, "
-                "or use pluralign export --push-to-hub, which merges them."
-            )
+            need = f"the LoRA adapters need the base model {features.base}, which is not on the hub"
+            raise UsageError(f"{need}: fit with a hub id, or use pluralign export --push-to-hub, which merges them.")
         card = ModelCard(ensemble, names, base or PurePath(features.base).name, base, place.name, hub_id)
         save_tuned(ensemble, features, place)
         text = card.text("tuned", members)

@@ -79,12 +79,11 @@ def figure(width: float = 7.0, height: float = 3.8) -> tuple[Figure, Axes]:
 
 def panels(width: float, height: float, widths: Sequence[float] = (1.0,), rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Return an empty figure in the common style, with rows of axes of these relative widths."""
-    with rc_context(STYLE):
-        drawing = Drawing(figsize=(width, height), layout="constrained")
-        grid = drawing.add_gridspec(rows, len(widths), width_ratios=widths)
-        axes = [drawing.add_subplot(grid[place]) for place in range(rows * len(widths))]
-        for one in axes:
-            one.patch.set_alpha(0)
+    drawing = Drawing(figsize=(width, height), layout="constrained")
+    grid = drawing.add_gridspec(rows, len(widths), width_ratios=widths)
+    axes = [drawing.add_subplot(grid[place]) for place in range(rows * len(widths))]
+    for one in axes:
+        one.patch.set_alpha(0)
     return drawing, axes
 
 
@@ -99,13 +98,9 @@ def plot_evaluation(evaluation: Evaluation) -> Figure:
 
 def plot_ensemble(ensemble: RewardEnsemble) -> Figure:
     """Draw the held-out Brier score by number of members beside the reliability curve, from the record of the fit."""
-    record = ensemble.record
-    main = main_evaluation(record)
+    record, main = ensemble.record, main_evaluation(ensemble.record)
     if main is None:
-        raise UsageError(
-            "the ensemble has no held-out figures to plot; evaluate it on votes and plot the evaluation: "
-            "evaluate(ensemble, votes).plot()."
-        )
+        raise UsageError("the ensemble has no held-out figures to plot; use evaluate(ensemble, votes).plot().")
     if not record.history or record.evaluation is None:
         return plot_evaluation(main)
     with rc_context(STYLE):
@@ -129,10 +124,8 @@ def share_histogram(votes: Inspection) -> Figure:
                           textcoords="offset points", color=MUTED, fontsize=9)  # fmt: skip
         if single_values:
             axes.set_xticks(middles, [f"{x:.2f}" for x in middles])
-        axes.set_xlabel("majority share")
-        axes.set_ylabel("share of pairs")
+        axes.set(xlabel="majority share", ylabel="share of pairs", ylim=(0, max(heights) * 1.15))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.set_ylim(0, max(heights) * 1.15)
     return drawing
 
 
@@ -179,12 +172,10 @@ def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation, floor: bo
     if not math.isnan(noise):
         axes.axhline(noise, color=MUTED, linestyle=":", linewidth=1.2)
         lines.append((noise, f"noise {noise:.4f}", MUTED))
-    axes.set_ylim(0, max([value for value, _, _ in lines] + scores) * 1.08)
-    axes.set_xlim(min(sizes) - 0.3, max(sizes) + 0.3)
-    axes.set_xticks(sizes)
+    top = max([value for value, _, _ in lines] + scores) * 1.08
+    axes.set(ylim=(0, top), xlim=(min(sizes) - 0.3, max(sizes) + 0.3), xticks=sizes)
     _label_beside(axes, lines)
-    axes.set_xlabel("number of members (k)")
-    axes.set_ylabel("held-out Brier score")
+    axes.set(xlabel="number of members (k)", ylabel="held-out Brier score")
 
 
 def _label_beside(axes: Axes, lines: Sequence[tuple[float, str, str]], distance: float = _LABEL_HEIGHT) -> None:
@@ -198,12 +189,10 @@ def _label_beside(axes: Axes, lines: Sequence[tuple[float, str, str]], distance:
 
 def _apart(heights: Sequence[float], distance: float) -> list[float]:
     """Return the heights, moved up as little as needed to keep labels from overlapping."""
-    moved: dict[int, float] = {}
-    last = -1.0
-    for position in sorted(range(len(heights)), key=heights.__getitem__):
-        last = max(heights[position], last + distance)
-        moved[position] = last
-    return [moved[position] for position in range(len(heights))]
+    moved, last = list(heights), -1.0
+    for position in np.argsort(heights, kind="stable"):
+        moved[position] = last = max(heights[position], last + distance)
+    return moved
 
 
 def reliability_curve(evaluation: Evaluation) -> Figure:
@@ -221,12 +210,9 @@ def _draw_reliability(axes: Axes, evaluation: Evaluation) -> None:
     bars = spread if evaluation.prompts >= ENOUGH_CLUSTERS else None
     axes.errorbar(curve.predicted, curve.observed, yerr=bars, fmt="o-", color=ENSEMBLE, linewidth=1.5, markersize=5,
                   elinewidth=1)  # fmt: skip
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_aspect("equal")
     axes.grid(linewidth=0.6)
-    axes.set_xlabel("predicted share preferring response a")
-    axes.set_ylabel("observed share")
+    labels = {"xlabel": "predicted share preferring response a", "ylabel": "observed share"}
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", **labels)
 
 
 def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
@@ -240,8 +226,7 @@ def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
         axes.plot([score], [place], marker="o", markersize=7 if row.judged else 5, color=colour)
     axes.set_yticks(range(len(rows)), [f"→ {row.name}" if row.judged else row.name for row in rows], fontsize=9)
     for row, label in zip(rows, axes.get_yticklabels(), strict=True):
-        label.set_color(ENSEMBLE if row.judged else INK)
-        label.set_fontweight("bold" if row.judged else "normal")
+        label.set(color=ENSEMBLE if row.judged else INK, fontweight="bold" if row.judged else "normal")
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", linewidth=0.6)
@@ -250,8 +235,8 @@ def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
 
 def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
     """Draw Kendall's τ between members, averaged over prompts: the paper's Figure 3. NaN is shown as a dash."""
+    side = min(6.4, 1.6 + 0.55 * len(tau))
     with rc_context(STYLE):
-        side = min(6.4, 1.6 + 0.55 * len(tau))
         drawing, axes = figure(side, side)
         _draw_tau(axes, tau)
     return drawing
@@ -278,10 +263,8 @@ def _draw_tau(axes: Axes, tau: Sequence[Sequence[float]]) -> None:
     middles = [j + 0.5 for j in range(len(tau))]
     axes.pcolormesh(tau, cmap=HEAT, vmin=-1, vmax=1, edgecolors="none")
     _write_cells(axes, middles, tau, lambda value: abs(value) > 0.65)
-    axes.set_xticks(middles, [str(j) for j in range(len(tau))])
-    axes.set_yticks(middles, [str(j) for j in range(len(tau))])
-    axes.set_aspect("equal")
-    axes.set_ylabel("member")
+    names = list(map(str, range(len(tau))))
+    axes.set(xticks=middles, xticklabels=names, yticks=middles, yticklabels=names, aspect="equal", ylabel="member")
 
 
 def _write_cells(
@@ -329,8 +312,7 @@ def best_of_n_curves(curves: BestOfN) -> Figure:
         axes.axhline(0, color=MUTED, linewidth=0.8)
         _label_beside(axes, [(own[-1], str(j), ENSEMBLE) for j, own in enumerate(curves.own)], 0.036)
         axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
-        axes.set_xlabel("KL divergence from the base policy (nats)")
-        axes.set_ylabel("mean reward (standard deviations)")
+        axes.set(xlabel="KL divergence from the base policy (nats)", ylabel="mean reward (standard deviations)")
         axes.plot([], [], color=ENSEMBLE, label="own reward")
         axes.plot([], [], color=RIVAL, linestyle="--", label="other members' reward")
         axes.legend(frameon=False, fontsize=9, loc="upper left")
@@ -347,8 +329,7 @@ def representation_curves(found: Representation) -> Figure:
             ("own", "reward of the rater alone", MUTED, ":"),
             ("soft_bt", "soft BT, no choices", RIVAL, "--"),
         )
-        places = list(range(len(found.rows)))
-        lines = []
+        places, lines = list(range(len(found.rows))), []
         for key, name, colour, style in named:
             scores = [row.predictors[key].accuracy for row in found.rows]
             means = [score.mean for score in scores]
@@ -363,8 +344,7 @@ def representation_curves(found: Representation) -> Figure:
         labels = ["all" if row.choices is None else str(row.choices) for row in found.rows]
         axes.set_xticks(places, [f"{label}\n{row.raters:,}" for label, row in zip(labels, found.rows, strict=True)])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.set_xlabel("choices per rater (below: raters with that many)")
-        axes.set_ylabel("accuracy on other votes")
+        axes.set(xlabel="choices per rater (below: raters with that many)", ylabel="accuracy on other votes")
     return drawing
 
 
@@ -376,15 +356,12 @@ def as_svg(drawing: Figure, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r' id="(?:figure|axes|patch|text|line2d|matplotlib\.axis|xtick|ytick|QuadMesh|[A-Z]\w*)_\d+"', "", text
-    )
+    text = re.sub(r' id="(?:figure|axes|patch|text|line2d|matplotlib\.axis|[xy]tick|[A-Z]\w*)_\d+"', "", text)
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     text = text.replace("'DejaVu Sans'", "inherit")
+    width = 72 * drawing.get_figwidth()
     label = html.escape(title, quote=True)
-    size = re.search(r'width="([\d.]+)pt"', text)
-    width = float(size.group(1)) if size else 500.0
     head = f'<svg role="img" aria-label="{label}" style="width:{width:.0f}pt;max-width:100%;height:auto"'
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
     return text.replace("<svg", head, 1)
@@ -392,12 +369,9 @@ def as_svg(drawing: Figure, title: str) -> str:
 
 def save_figures(drawings: Mapping[str, Figure], folder: str | os.PathLike[str]) -> list[Path]:
     """Write each drawing as NAME.png and NAME.svg, and return the paths."""
-    paths = []
-    for name, drawing in drawings.items():
-        for kind in ("png", "svg"):
-            path = Path(folder) / f"{name}.{kind}"
-            with atomic_write(path) as partial, rc_context(STYLE):
-                metadata = {"Date": None} if kind == "svg" else None
-                drawing.savefig(partial, format=kind, dpi=160, metadata=metadata)
-            paths.append(path)
-    return paths
+    paths = {Path(folder) / f"{name}.{kind}": drawing for name, drawing in drawings.items() for kind in ("png", "svg")}
+    for path, drawing in paths.items():
+        with atomic_write(path) as partial, rc_context(STYLE):
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            drawing.savefig(partial, format=path.suffix[1:], dpi=160, metadata=metadata)
+    return list(paths)

@@ -12,10 +12,9 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path, PurePath
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -86,14 +85,10 @@ def report(
         held_out = load_held_out(folder, loaded)
     else:
         raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
+    individuals = load_representation(folder) if folder is not None else None
+    descriptions = load_descriptions(folder) if folder is not None and votes is None else None
     study = collect_report_data(
-        loaded,
-        held_out,
-        evaluation,
-        options,
-        representation=load_representation(folder) if folder is not None else None,
-        descriptions=load_descriptions(folder) if folder is not None and votes is None else None,
-        progress=progress,
+        loaded, held_out, evaluation, options, representation=individuals, descriptions=descriptions, progress=progress
     )
     text = page(loaded, study, folder=str(folder or "DIR"), commands=commands)
     with atomic_write(Path(output)) as partial:
@@ -139,37 +134,37 @@ def page(
     """
     first, drawn = headline(data.main, ensemble.record, folder, in_report=True), draw_figures(data)
     fitted = data.record.data
-    template = _environment().from_string(
-        files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
-    )
-    return template.render(
-        title=name or PurePath((fitted and fitted.name) or "An ensemble of reward models").name,
-        ensemble=ensemble,
-        data=data,
-        headline=first,
-        standing=verdicts.KINDS[first.standing],
-        verdicts=verdicts,
-        tables=tables,
-        drawn=defaultdict(bool, drawn),
-        figure=lambda key, label: _svg(drawn[key], label),
-        camps=camps or {},
-        camp_map=lambda study: _svg(
-            figures.camp_heat_map(study), "Heat map of the agreement between camps and members"
-        ),
-        details=details,
-        enough=ENOUGH_CLUSTERS,
-        traits={trait.key: trait.more for trait in TRAITS},
-        commands="\n".join(shlex.join(words) for words in commands),
-        settings=_settings(data),
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=name or PurePath((fitted and fitted.name) or "An ensemble of reward models").name,
+            ensemble=ensemble,
+            data=data,
+            headline=first,
+            standing=verdicts.KINDS[first.standing],
+            verdicts=verdicts,
+            tables=tables,
+            drawn=defaultdict(bool, drawn),
+            figure=lambda key, label: _svg(drawn[key], label),
+            camps=camps or {},
+            camp_map=lambda study: _svg(figures.camp_heat_map(study), "Agreement between camps and members"),
+            details=details,
+            enough=ENOUGH_CLUSTERS,
+            traits={trait.key: trait.more for trait in TRAITS},
+            commands="\n".join(shlex.join(words) for words in commands),
+            settings=_settings(data),
+        )
     )
 
 
 def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("pluralign.publishing"), autoescape=True, undefined=StrictUndefined, lstrip_blocks=True
+    )
     environment.tests["missing"] = lambda value: value is None or math.isnan(value)
     environment.tests["far"] = lambda profile: worse_than_chance(profile.disagreement, profile.weight)
-    environment.filters["num"] = number
-    environment.filters["cut"] = lambda value: cut(value, TEXT_LENGTH)
+    environment.filters.update(num=number, cut=lambda value: cut(value, TEXT_LENGTH))
     environment.filters["table"] = lambda table: Markup(tables.as_html(table))  # noqa: S704  # its texts are escaped
     return environment
 

@@ -161,10 +161,9 @@ def comparison_table(evaluation: Evaluation, title: str = "", k: int | None = No
     predictions = comparison(evaluation, k)
     rows: list[list[Cell]] = []
     for row in predictions:
-        own = (row.brier, row.brier_corrected, row.absolute_error, row.log_loss)
         gap = (number(row.difference.mean, sign="+"), ends(row.difference, sign="+")) if row.difference else ("", "")
-        worst = "" if row.worst is None else number(row.worst, 3)
-        rows.append([f"{'→ ' * row.judged}{row.name}", row.k, *own, worst, *gap])
+        worst, name = "" if row.worst is None else number(row.worst, 3), f"{'→ ' * row.judged}{row.name}"
+        rows.append([name, row.k, row.brier, row.brier_corrected, row.absolute_error, row.log_loss, worst, *gap])
     compared, vote = any(row.difference for row in predictions), any(row.worst is not None for row in predictions)
     note = [
         f"→ the main row; corrected = Brier − noise ({number(evaluation.test.noise)}); other scores include the noise",
@@ -212,11 +211,10 @@ def history_table(history: Sequence[HistoryRow]) -> Table:
 def majority_table(majority: Mapping[str, MajorityShare], evaluation: Evaluation) -> Table:
     """Return the mean majority share by how people split: observed, predicted, and expected if calibrated."""
     rows: list[list[Cell]] = []
-    for name, row in majority.items():
-        if row.pairs:
-            shares = (number(share, 3) for share in (row.people, row.predicted, row.expected))
-            certain = "–" if math.isnan(row.certain) else f"{row.certain:.0%}"
-            rows.append([name, row.pairs, *shares, certain, evaluation.strata[name][1]])
+    for name, row in ((name, row) for name, row in majority.items() if row.pairs):
+        shares = (number(share, 3) for share in (row.people, row.predicted, row.expected))
+        certain = "–" if math.isnan(row.certain) else f"{row.certain:.0%}"
+        rows.append([name, row.pairs, *shares, certain, evaluation.strata[name][1]])
     note = (
         "lopsided: above two thirds; observed majorities rest on few votes, which look more lopsided than all people; "
         "expected if calibrated: predicted share for votes drawn from the prediction; above .9: share of pairs for "
@@ -253,14 +251,13 @@ def worst_group_sentence(worst: WorstGroup) -> str:
 def adversarial_table(found: Sequence[AdversarialGroup]) -> Table:
     """Return the worst calibration error among random groups of prompts, by the size of the group."""
     rows: list[list[Cell]] = [[f"{row.fraction:.0%}", row.prompts, row.worst, row.expected, row.high] for row in found]
-    return Table(
-        "Worst calibration error among random groups of prompts",
-        ("share of prompts", "prompts", "worst error", "expected if calibrated", "95 % below"),
-        rows,
+    note = (
         "expected if calibrated: the worst error for votes drawn from the prediction, which is sampling noise only; "
-        "95 % below: 95 % of such draws are below it; marked: above that",
-        warned=[place for place, row in enumerate(found) if row.worst > row.high],
+        "95 % below: 95 % of such draws are below it; marked: above that"
     )
+    warned = [place for place, row in enumerate(found) if row.worst > row.high]
+    columns = ("share of prompts", "prompts", "worst error", "expected if calibrated", "95 % below")
+    return Table("Worst calibration error among random groups of prompts", columns, rows, note, warned=warned)
 
 
 def policy_table(policy: PolicyLevel, temperature: float | None) -> Table:
@@ -306,23 +303,17 @@ def certificate_table(certificate: Certificate) -> Table:
         "Theorem 4 (generalisation from N pairs)": certificate.theorem_4,
         "Held-out prompts (not in the paper)": certificate.held_out,
     }
-    rows = [
-        [name, "informative" if part.informative else "vacuous here", f"{part.states} {part.here}"]
-        for name, part in parts.items()
-    ]
+    words = {True: "informative", False: "vacuous here"}
+    rows = [[name, words[part.informative], f"{part.states} {part.here}"] for name, part in parts.items()]
     return Table("", ("statement", "verdict", "result"), rows, texts=(0, 1, 2))
 
 
 def diversity_table(diversity: Diversity) -> Table:
     """Return Kendall's τ between members."""
-    rows = [
-        [
-            str(i),
-            number(diversity.weights[i], 3),
-            *("·" if i == j else number(tau, 2, "+") for j, tau in enumerate(row)),
-        ]
-        for i, row in enumerate(diversity.tau)
-    ]
+    rows = []
+    for i, row in enumerate(diversity.tau):
+        others = ("·" if i == j else number(tau, 2, "+") for j, tau in enumerate(row))
+        rows.append([str(i), number(diversity.weights[i], 3), *others])
     columns = ("member", "weight", *map(str, range(len(diversity.tau))))
     note = "1: identical rankings, 0: unrelated, −1: reversed; lower is more diverse"
     return Table("Kendall's τ between members, averaged over prompts", columns, rows, note)
@@ -349,16 +340,14 @@ def pruning_table(pruning: Pruning, before: RewardEnsemble) -> Table:
 
 def pruning_cost_table(pruning: Pruning) -> Table:
     """Return the calibration error before and after pruning, and its bounds."""
+    before, after, change = pruning.error_before, pruning.error_after, pruning.difference
     rows = [
-        [name, number(error.mean, sign=sign), ends(error, sign=sign)]
-        for name, error, sign in (
-            ("before", pruning.error_before, ""),
-            ("after", pruning.error_after, ""),
-            ("difference", pruning.difference, "+"),
-        )
+        ["before", number(before.mean), ends(before)],
+        ["after", number(after.mean), ends(after)],
+        ["difference", number(change.mean, sign="+"), ends(change, sign="+")],
+        ["upper bound: (√ε + 1/(β−1))²", number(pruning.bound), ""],
+        ["upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), ""],
     ]
-    rows.append(["upper bound: (√ε + 1/(β−1))²", number(pruning.bound), ""])
-    rows.append(["upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), ""])
     note = f"no interval from fewer than {ENOUGH_CLUSTERS} prompts" if math.isnan(pruning.difference.low) else ""
     title = "Calibration error (corrected Brier of hard votes)"
     return Table(title, ("", "error", "95 % over prompts"), rows, note)

@@ -168,8 +168,7 @@ def score(
 
 def _settings(command: str, texts: Texts, **others: Any) -> dict[str, Any]:
     """Return everything that the results of a job depend on, as JSON values."""
-    cut = {"shard_rows": texts.shard_rows, "version": __version__}
-    return {"command": command, "texts": texts.hash, **others, **cut}
+    return {"command": command, "texts": texts.hash, **others, "shard_rows": texts.shard_rows, "version": __version__}
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------

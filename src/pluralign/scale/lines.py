@@ -11,8 +11,8 @@ import numpy as np
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.votes.builder import BadRows, RowError, check_prompt, check_text
-from pluralign.votes.formats import read_records
+from pluralign.votes.builder import BadRows
+from pluralign.votes.formats import file_records, read_records
 from pluralign.votes.prompts import Item
 from pluralign.votes.values import Record, read_prompt, read_response
 
@@ -77,11 +77,7 @@ def read_item(record: Record) -> Item:
 def _read_items(record: Record, *names: str) -> list[Item]:
     """Return the texts of a row, for the responses in these columns."""
     prompt = read_prompt(record.get("prompt"))
-    check_prompt(prompt)
-    responses = [read_response(record.get(name), name) for name in names]
-    for name, response in zip(names, responses, strict=True):
-        check_text(response, name)
-    return [(prompt, response) for response in responses]
+    return [(prompt, read_response(record.get(name), name)) for name in names]
 
 
 def _batches(rows: Lines, *names: str) -> Iterator[list[list[Item]]]:
@@ -92,10 +88,8 @@ def _batches(rows: Lines, *names: str) -> Iterator[list[list[Item]]]:
     while batch := list(itertools.islice(records, LINES_PER_BATCH)):
         items = []
         for row, record in batch:
-            try:
+            with bad.row(row):
                 items.append(_read_items(record, *names))
-            except RowError as error:
-                bad.report(row, error)
         yield items
 
 
@@ -103,8 +97,7 @@ def _records(rows: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
     if isinstance(rows, str | os.PathLike):
         if not Path(rows).is_file():
             raise UsageError(f"there is no file {rows}.")
-        with Path(rows).open("rb") as stream:
-            yield from read_records(stream, bad, only_json=True)
+        yield from file_records(Path(rows), bad, only_json=True)
     elif hasattr(rows, "read"):
         yield from read_records(rows, bad, only_json=True)
     else:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import changed_options, check_choices
+from pluralign.core.options import changed_options, check_choices, option
 
 Engine: TypeAlias = Literal["local", "ray"]
 
@@ -14,18 +14,17 @@ class EngineOptions:
     """Where the shards of a large job run."""
 
     engine: Engine = field(default="local", metadata={"help": "Run in this process (local) or on a Ray cluster (ray)."})
-    workers: int | None = field(
-        default=None, metadata={"help": "Ray: number of workers (default: as many as the cluster has room for)."}
-    )
-    worker_cpus: int = field(default=1, metadata={"help": "Ray: CPUs, and threads, per worker."})
-    worker_gpus: float = field(default=0.0, metadata={"help": "Ray: GPUs per worker; with 0.5, two workers share one."})
+    workers: int | None = option(None, "Ray: number of workers (default: as many as the cluster has room for).")
+    worker_cpus: int = option(1, "Ray: CPUs, and threads, per worker.")
+    worker_gpus: float = option(0.0, "Ray: GPUs per worker; with 0.5, two workers share one.")
     address: str | None = field(
         default=None,
-        metadata={"help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster)."},
+        metadata={
+            "help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster).",
+            "command_line": False,  # there it is $RAY_ADDRESS
+        },
     )
-    shard_rows: int = field(
-        default=8192, metadata={"help": "Texts per shard, the unit of resuming. A folder of shards is not cut again."}
-    )
+    shard_rows: int = option(8192, "Texts per shard, the unit of resuming. A folder of shards is not cut again.")
 
     def __post_init__(self) -> None:
         check_choices(self, {"engine": Engine})

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -118,8 +118,7 @@ def run_on_ray(worker: Worker, options: EngineOptions) -> Generator[str]:
 
     with cluster(options):
         rows = [{"shard": number} for number in worker.plan.todo()]
-        resources: Callable[[], dict[str, float]] = ray.cluster_resources
-        free = resources()
+        free: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         room = [free.get("CPU", 0.0) // options.worker_cpus]
         room += [free.get("GPU", 0.0) // options.worker_gpus] if options.worker_gpus else []
         workers = min(options.workers or max(1, int(min(room))), len(rows))
@@ -161,7 +160,7 @@ def cluster(options: EngineOptions) -> Iterator[None]:
         _check_reachable(address or "")
         ray.init(**chosen)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        remedy = "check --address, and that the cluster has this version of Ray and Python"
+        remedy = "check the address, and that the cluster has this version of Ray and Python"
         failed = f"reached at {address}" if address else "started on this machine"
         raise DataError(f"Ray cannot be {failed} ({_first_line(error)})", remedy=remedy) from None
     try:

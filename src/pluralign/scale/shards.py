@@ -31,7 +31,7 @@ from pluralign.text import encoders
 from pluralign.text.features import TextFeatures
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table
 from pluralign.votes.builder import BadRows, RowError
-from pluralign.votes.formats import read_records
+from pluralign.votes.formats import file_records
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt
 
@@ -99,10 +99,6 @@ class Worker:
             return str(storage_error(error, self.plan_file.parents[1]))
         return ""
 
-    def prepare(self) -> Transform:
-        """Load the encoder or the ensemble, and return the function that transforms rows."""
-        return encoding(**self.plan.task) if "features" in self.plan.task else scoring(**self.plan.task)
-
     @cached_property
     def plan(self) -> Plan:
         """The plan of the job. Raises DataError if it is another one than when the job started."""
@@ -110,6 +106,10 @@ class Worker:
             folder = str(self.plan_file.parents[1])
             raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
         return read_json(Plan, self.plan_file)
+
+    def prepare(self) -> Transform:
+        """Load the encoder or the ensemble, and return the function that transforms rows."""
+        return encoding(**self.plan.task) if "features" in self.plan.task else scoring(**self.plan.task)
 
     @cached_property
     def _transform(self) -> Transform:
@@ -136,11 +136,9 @@ class Worker:
             with suppress(FileExistsError):
                 (attempts / f"{name}.{attempt}").touch(exist_ok=False)
                 return
-        raise DataError(
-            f"{MAX_ATTEMPTS} workers died while they worked on it, perhaps for lack of memory",
-            file=str(texts),
-            remedy="use fewer --workers or a smaller --shard-rows; finished shards are kept",
-        )
+        problem = f"{MAX_ATTEMPTS} workers died while they worked on it, perhaps for lack of memory"
+        remedy = "use fewer --workers or a smaller --shard-rows; finished shards are kept"
+        raise DataError(problem, file=str(texts), remedy=remedy)
 
 
 # --- what is done to a shard ------------------------------------------------------------------------------------------
@@ -172,11 +170,8 @@ def scoring(ensemble: str, identity: str) -> Transform:
             changed during the job.
     """
     if description_hash(read_description(Path(ensemble))) != identity:
-        raise DataError(
-            "it is not the ensemble that the job started with",
-            file=ensemble,
-            remedy="put it on storage that all nodes share, and do not change it during the job",
-        )
+        remedy = "put it on storage that all nodes share, and do not change it during the job"
+        raise DataError("it is not the ensemble that the job started with", file=ensemble, remedy=remedy)
     loaded = RewardEnsemble.load(ensemble)
     rewards_of = loaded.scorer()
 
@@ -211,11 +206,10 @@ def vote_texts(votes: PreferenceSet, rows: int) -> Texts:
 
     def cut(folder: Path) -> list[Path]:
         prompts = [Prompt(prompt) for prompt, _ in items]
-        columns = {
-            "prompt": pa.array([prompt.key for prompt in prompts], pa.large_string()),
-            CHAT_COLUMN: pa.array([prompt.is_chat for prompt in prompts]),
-            "response": pa.array([response for _, response in items], pa.large_string()),
-        }
+        keys = pa.array([prompt.key for prompt in prompts], pa.large_string())
+        responses = pa.array([response for _, response in items], pa.large_string())
+        is_chat = pa.array([prompt.is_chat for prompt in prompts])
+        columns = {"prompt": keys, CHAT_COLUMN: is_chat, "response": responses}
         starts = range(0, len(items), rows)
         return [_write_shard(pa.table(columns).slice(start, rows), folder, n) for n, start in enumerate(starts)]
 
@@ -264,19 +258,16 @@ def _cut_file(path: Path, folder: Path, rows: int) -> list[Path]:
 
 def _tables(path: Path, rows: int) -> Iterator[pa.Table]:
     bad = BadRows(str(path), can_skip=False)
-    with path.open("rb") as stream:
-        records = read_records(stream, bad)
-        while part := list(itertools.islice(records, rows)):
-            plain = []
-            for row, record in part:
-                try:
-                    prompt, response = read_item(record)
-                except RowError as error:
-                    bad.report(row, error)
+    records = file_records(path, bad)
+    while part := list(itertools.islice(records, rows)):
+        plain = []
+        for row, record in part:
+            with bad.row(row):
+                prompt, response = read_item(record)
                 is_chat = {CHAT_COLUMN: True} if Prompt(prompt).is_chat else {}
                 plain.append({**record, "prompt": Prompt(prompt).key, "response": response, **is_chat})
-            names = dict.fromkeys(name for line in plain for name in line)
-            yield pa.table({name: _array([line.get(name) for line in plain], name, path) for name in names})
+        names = dict.fromkeys(name for line in plain for name in line)
+        yield pa.table({name: _array([line.get(name) for line in plain], name, path) for name in names})
 
 
 def _array(values: list[Any], name: str, path: Path) -> pa.Array:
@@ -327,9 +318,8 @@ def read_rows(path: Path, n: int) -> Iterator[tuple[int, pa.Table]]:
             if first == 1:
                 yield first, file.schema_arrow.empty_table()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"the Parquet file cannot be read ({error})", file=str(path), remedy="write or download it again"
-        ) from None
+        problem = f"the Parquet file cannot be read ({error})"
+        raise DataError(problem, file=str(path), remedy="write or download it again") from None
 
 
 def read_items(rows: pa.Table, file: Path, first: int) -> list[Item]:
@@ -364,11 +354,8 @@ def read_items(rows: pa.Table, file: Path, first: int) -> list[Item]:
 
 def _check_visible(path: Path) -> None:
     if not path.is_file():
-        raise DataError(
-            f"the worker on {socket.gethostname()} cannot see it",
-            file=str(path),
-            remedy="put the folders of texts and results on storage that all nodes share, under the same path",
-        )
+        remedy = "put the folders of texts and results on storage that all nodes share, under the same path"
+        raise DataError(f"the worker on {socket.gethostname()} cannot see it", file=str(path), remedy=remedy)
 
 
 def storage_error(error: OSError, path: Path) -> DataError:

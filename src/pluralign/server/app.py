@@ -4,32 +4,36 @@ This module connects the parts: the work is done in ``service``, the routes are 
 ``middleware``, and the data of the page is computed in ``page``. ``run`` starts and stops the server.
 """
 
+import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from pluralign.answering.answer import Answerer
 from pluralign.answering.request import MODES
+from pluralign.core.errors import PluralignError
+from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.measuring.cards import with_descriptions
 from pluralign.server.chat import model_ids
-from pluralign.server.errors import ErrorBody, FiniteJSONResponse, add_error_handlers
+from pluralign.server.errors import ApiError
 from pluralign.server.limits import ServerSettings
 from pluralign.server.middleware import AccessMiddleware, Metrics
 from pluralign.server.page import collect_page_data, page_profiles
 from pluralign.server.routes import EnsembleResponse, answer_routes, ops_routes, page_routes, read_pages, score_routes
+from pluralign.server.schemas import ErrorBody
 from pluralign.server.service import Service
 
 # --- The description of the API: FastAPI's own, where numbers that may be undefined are also null.
-
-
-REFERENCE = "#/components/schemas/"
 
 
 def allow_null_numbers(description: Mapping[str, Any], root: str) -> None:
@@ -55,8 +59,8 @@ def allow_null_numbers(description: Mapping[str, Any], root: str) -> None:
             for part in _parts(schemas[name]):
                 if part.get("type") == "number":
                     part["type"] = ["number", "null"]
-                if str(part.get("$ref", "")).startswith(REFERENCE):
-                    waiting.append(part["$ref"].removeprefix(REFERENCE))
+                if "$ref" in part:
+                    waiting.append(str(part["$ref"]).rpartition("/")[2])
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -73,6 +77,59 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "Server error"},
 }
 """Errors of every route, for OpenAPI."""
+
+
+NOT_JSON = "the body is not valid JSON; send a JSON object."
+HTTP_ERRORS = {
+    404: ("there is no such path; GET /docs lists all paths.", "not_found"),
+    405: (
+        "this path does not support the request's method; GET /docs lists the methods of every path.",
+        "method_not_allowed",
+    ),
+}
+"""Messages and codes of the errors that FastAPI raises; any other one is about JSON."""
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Send every error of an application in OpenAI's shape."""
+
+    def response(status: int, message: str, code: str, param: str = "") -> Response:
+        return sent(ApiError(status, message, code=code, param=param))
+
+    def sent(error: ApiError) -> Response:
+        return Response(error.content, error.status, error.headers)
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return sent(error)
+
+    @app.exception_handler(PluralignError)
+    async def library_error(_: Request, error: PluralignError) -> Response:
+        return response(400, str(error), "unusable")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        return response(error.status_code, *HTTP_ERRORS.get(error.status_code, (NOT_JSON, "not_json")))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return response(400, NOT_JSON, "not_json")
+        field = ".".join(str(part) for part in first["loc"] if part != "body")
+        return response(422, f"{field or 'the body'}: {first['msg']}.", "invalid", field)
+
+
+class FiniteJSONResponse(JSONResponse):
+    """A response as UTF-8 JSON; numbers that are not finite, which JSON does not have, become null."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body. Only content with numbers that are not finite is copied."""
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            text = json.dumps(to_json(content), ensure_ascii=False, allow_nan=False)
+        return text.encode()
 
 
 def create_app(
@@ -108,7 +165,7 @@ def create_app(
         representation=settings.representation,
         evaluation=settings.evaluation,
     )
-    metrics = Metrics.create()
+    metrics = Metrics()
     names = [card.name for card in page.members]
     service = Service(answerer=answerer, settings=settings, names=names, observe=metrics.count_batch)
     metrics.watch_queue(lambda: service.batcher.waiting)

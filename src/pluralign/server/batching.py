@@ -12,15 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.votes.prompts import Item, text_key
-
-Result = TypeVar("Result")
-ScoreTexts: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 
 WINDOW_SHARE = 0.1
 """The batch window is at most this share of the duration of the last batch."""
@@ -60,7 +56,7 @@ class Batcher:
 
     def __init__(
         self,
-        score: ScoreTexts,
+        score: Callable[[Sequence[Item]], FloatArray],
         *,
         texts: int,
         wait: float,
@@ -74,7 +70,8 @@ class Batcher:
         self._running: dict[bytes, _PendingText] = {}
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # arrays would keep all rewards of their batch
         self._arrived, self._full = asyncio.Event(), asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+        """Scores one batch at a time."""
         self._worker: asyncio.Task[None] | None = None
         self._last_batch = (1, 0.0)  # texts and seconds
 
@@ -113,17 +110,13 @@ class Batcher:
             known[key] = outcome
         return np.stack([known[key] for key in keys])
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Run other work in the thread that scores."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     async def close(self) -> None:
         """Stop. Texts that are still waiting are not scored."""
         if self._worker:
             self._worker.cancel()
             with suppress(asyncio.CancelledError):
                 await self._worker
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.thread.shutdown(wait=True, cancel_futures=True)
 
     def _cached(self, key: bytes) -> FloatArray | None:
         if key not in self._cache:
@@ -160,7 +153,7 @@ class Batcher:
                 continue
             started = time.perf_counter()
             items = [text.item for text in self._running.values()]
-            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self._outcomes, items)
+            outcomes = await asyncio.get_running_loop().run_in_executor(self.thread, self._outcomes, items)
             seconds = time.perf_counter() - started
             self._last_batch = len(items), seconds
             for (key, text), outcome in zip(self._running.items(), outcomes, strict=True):

@@ -14,23 +14,8 @@ from pluralign.answering.answer import Answer
 from pluralign.answering.request import Mode
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import to_json
+from pluralign.server import schemas
 from pluralign.server.errors import ApiError
-from pluralign.server.schemas import (
-    AnswerDetails,
-    AnswerEntry,
-    AssistantMessage,
-    Body,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatRequest,
-    ChunkChoice,
-    CohereRequest,
-    CompletionChoice,
-    Delta,
-    SteeringResponse,
-    Turn,
-    Usage,
-)
 
 Voice = Literal["balanced", "consensus", "distributional"]
 VOICES: tuple[Voice, ...] = ("distributional", "balanced", "consensus")
@@ -93,7 +78,7 @@ def find_model(model: str, name: str, k: int) -> ModelTarget:
 
 def answer_details(
     answers: Sequence[Answer], names: Sequence[str], seed: int, generator: str | None, ignored: Sequence[str]
-) -> AnswerDetails:
+) -> schemas.AnswerDetails:
     """Return an answer with member names: the body of ``/v1/answer``, and the field ``pluralign`` of completions.
 
     Args:
@@ -105,25 +90,17 @@ def answer_details(
     """
     first = answers[0]
     steering = first.steering
-    return AnswerDetails(
-        mode=first.mode,
-        answers=[
-            AnswerEntry(**vars(entry), name=None if entry.member is None else names[entry.member])
-            for answer in answers
-            for entry in answer.answers
-        ],
-        consensus=first.consensus,
-        distilled=first.distilled,
-        steering=SteeringResponse(**vars(steering), name=names[steering.member]) if steering else None,
-        refused=first.refused,
-        candidates=first.candidates,
-        coverage=first.coverage,
-        notes=list(first.notes),
-        written=sorted({j for answer in answers for j in answer.written}),
-        seed=seed,
-        generator=generator,
-        ignored=list(ignored),
-    )
+    entries = [
+        schemas.AnswerEntry(**vars(entry), name=None if entry.member is None else names[entry.member])
+        for answer in answers
+        for entry in answer.answers
+    ]
+    own = {
+        "answers": entries,
+        "steering": schemas.SteeringResponse(**vars(steering), name=names[steering.member]) if steering else None,
+        "written": sorted({j for answer in answers for j in answer.written}),
+    }
+    return schemas.AnswerDetails(**vars(first) | own, seed=seed, generator=generator, ignored=list(ignored))
 
 
 def message_text(answer: Answer, target: ModelTarget, names: Sequence[str]) -> str:
@@ -139,46 +116,45 @@ def message_text(answer: Answer, target: ModelTarget, names: Sequence[str]) -> s
     return answer.answers[0].text
 
 
-def completion(model: str, prompt: str, texts: Sequence[str], details: AnswerDetails) -> ChatCompletion:
+def completion(model: str, prompt: str, texts: Sequence[str], details: schemas.AnswerDetails) -> schemas.ChatCompletion:
     """Return a whole chat completion."""
-    return ChatCompletion(
+    choices = [
+        schemas.CompletionChoice(index=i, message=schemas.AssistantMessage(content=text))
+        for i, text in enumerate(texts)
+    ]
+    return schemas.ChatCompletion(
         id=_new_id(),
         created=int(time.time()),
         model=model,
-        choices=[
-            CompletionChoice(index=index, message=AssistantMessage(content=text)) for index, text in enumerate(texts)
-        ],
+        choices=choices,
         usage=usage(prompt, texts),
         pluralign=details,
     )
 
 
 def stream(
-    model: str, prompt: str, texts: Sequence[str], details: AnswerDetails, *, include_usage: bool
+    model: str, prompt: str, texts: Sequence[str], details: schemas.AnswerDetails, *, include_usage: bool
 ) -> Iterator[str]:
     """Yield a chat completion as server-sent events; the last chunk with choices has the field ``pluralign``."""
-    empty = ChatCompletionChunk(
-        id=_new_id(), object="chat.completion.chunk", created=int(time.time()), model=model, choices=[]
-    )
-    if include_usage:
-        empty = empty.model_copy(update={"usage": None})
+    chunk = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+    empty = chunk | ({"usage": None} if include_usage else {})
 
-    def event(index: int, delta: Delta, finish_reason: Literal["stop"] | None = None) -> ChatCompletionChunk:
-        choice = ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=finish_reason)
-        return empty.model_copy(update={"choices": [choice]})
+    def event(index: int, delta: dict[str, str], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _sent(empty | {"choices": [choice]} | more)
 
     for index, text in enumerate(texts):
-        yield _sent(event(index, Delta(role="assistant", content="")))
+        yield event(index, {"role": "assistant", "content": ""})
         for piece in PIECE.findall(text):
-            yield _sent(event(index, Delta(content=piece)))
-        last = event(index, Delta(), "stop")
-        yield _sent(last.model_copy(update={"pluralign": details}) if index == len(texts) - 1 else last)
+            yield event(index, {"content": piece})
+        last = {"pluralign": details.model_dump(mode="json")} if index == len(texts) - 1 else {}
+        yield event(index, {}, "stop", **last)
     if include_usage:
-        yield _sent(empty.model_copy(update={"usage": usage(prompt, texts)}))
+        yield _sent(empty | {"choices": [], "usage": usage(prompt, texts).model_dump()})
     yield "data: [DONE]\n\n"
 
 
-def usage(prompt: str, texts: Sequence[str]) -> Usage:
+def usage(prompt: str, texts: Sequence[str]) -> schemas.Usage:
     """Return counts of words and punctuation marks, as an estimate of tokens.
 
     Example:
@@ -186,17 +162,16 @@ def usage(prompt: str, texts: Sequence[str]) -> Usage:
         6
     """
     in_prompt, in_texts = len(TOKEN.findall(prompt)), sum(len(TOKEN.findall(text)) for text in texts)
-    return Usage(prompt_tokens=in_prompt, completion_tokens=in_texts, total_tokens=in_prompt + in_texts)
+    return schemas.Usage(prompt_tokens=in_prompt, completion_tokens=in_texts, total_tokens=in_prompt + in_texts)
 
 
 def _new_id() -> str:
     return f"chatcmpl-{secrets.token_hex(12)}"
 
 
-def _sent(chunk: ChatCompletionChunk) -> str:
-    """Return a chunk as a server-sent event, with the fields that are set."""
-    data = to_json(chunk.model_dump(mode="json", exclude_unset=True))
-    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+def _sent(chunk: Mapping[str, Any]) -> str:
+    """Return a chunk as a server-sent event."""
+    return f"data: {json.dumps(to_json(chunk), ensure_ascii=False, allow_nan=False)}\n\n"
 
 
 # --- Fields of requests that the server does not support: refused, or ignored and named in the response.
@@ -229,8 +204,8 @@ NO_TOOLS = "the candidates are texts, and members cannot call tools"
 NO_PROBABILITIES = "answers are chosen among candidates and have no token probabilities"
 NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a message, or send candidates of that format"
 
-REFUSED: Mapping[type[Body], Mapping[str, Refused]] = {
-    ChatRequest: {
+REFUSED: Mapping[type[schemas.Body], Mapping[str, Refused]] = {
+    schemas.ChatRequest: {
         "tools": Refused(NO_TOOLS),
         "tool_choice": Refused(NO_TOOLS, _calls_nothing),
         "functions": Refused(NO_TOOLS),
@@ -248,17 +223,17 @@ REFUSED: Mapping[type[Body], Mapping[str, Refused]] = {
         "modalities": Refused("answers are texts", lambda value: not value or value == ["text"]),
         "audio": Refused("answers are texts"),
     },
-    Turn: {
+    schemas.Turn: {
         "tool_calls": Refused(NO_TOOLS),
         "function_call": Refused(NO_TOOLS),
         "audio": Refused("messages are texts"),
     },
-    CohereRequest: {"rank_fields": Refused("documents are texts; send each as one text")},
+    schemas.CohereRequest: {"rank_fields": Refused("documents are texts; send each as one text")},
 }
 """The fields that are refused, by the part of a request that they belong to."""
 
 
-def ignored_fields(body: Body) -> list[str]:
+def ignored_fields(body: schemas.Body) -> list[str]:
     """Return the fields of a request that have no effect, as paths such as ``messages.name``.
 
     Values that turn a feature off (null, false, 0, empty) are not mentioned.
@@ -268,21 +243,22 @@ def ignored_fields(body: Body) -> list[str]:
 
     Example:
         >>> turns = [{"role": "user", "content": "Tea?", "name": "Ann"}]
-        >>> ignored_fields(ChatRequest.model_validate({"model": "town", "messages": turns, "user": "a", "top_k": 0}))
+        >>> body = {"model": "town", "messages": turns, "user": "a", "top_k": 0}
+        >>> ignored_fields(schemas.ChatRequest.model_validate(body))
         ['user', 'messages.name']
     """
     names = list(dict.fromkeys(_unsupported(body, "")))
     return names if len(names) <= NAMES_SHOWN else [*names[:NAMES_SHOWN], "..."]
 
 
-def name_ignored(body: Body, headers: MutableHeaders) -> list[str]:
+def name_ignored(body: schemas.Body, headers: MutableHeaders) -> list[str]:
     """Return ``ignored_fields``, and name them in a header of the response."""
     if names := ignored_fields(body):
         headers[IGNORED_HEADER] = ", ".join(names)
     return names
 
 
-def _unsupported(part: Body, path: str) -> Iterator[str]:
+def _unsupported(part: schemas.Body, path: str) -> Iterator[str]:
     refused = REFUSED.get(type(part), {})
     for name, value in (part.model_extra or {}).items():
         # Names come from the client: escaped, they fit into UTF-8 and into a header, which may not end with a space.
@@ -297,5 +273,5 @@ def _unsupported(part: Body, path: str) -> Iterator[str]:
     for name in type(part).model_fields:
         value = getattr(part, name)
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, Body):
+            if isinstance(item, schemas.Body):
                 yield from _unsupported(item, f"{path}{name}.")

@@ -137,9 +137,8 @@ class GuardedProtocol(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(error.content)), **error.headers}
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in error.headers.items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + error.content)
         self.transport.close()
 

@@ -1,7 +1,7 @@
 """Why each member votes as it does on one pair: the measured preferences of its card that apply to the two texts."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +110,7 @@ def _vote(
     values: FloatArray,
     words: tuple[frozenset[str], frozenset[str]],
 ) -> MemberVote:
-    reasons = list(_reasons(card, values, words)) if card else []
+    reasons = _reasons(card, values, words) if card else []
     why = [sentence for side, sentence in reasons if side * margin > 0]
     against = [sentence for side, sentence in reasons if side * margin < 0]
     if not margin:
@@ -129,38 +129,28 @@ def _vote(
     )
 
 
-def _reasons(
-    card: Profile, values: FloatArray, words: tuple[frozenset[str], frozenset[str]]
-) -> Iterator[tuple[int, str]]:
-    """Yield (side, sentence) for each preference that applies, strongest first; side is 1 for a and −1 for b."""
+def _reasons(card: Profile, values: FloatArray, words: tuple[frozenset[str], frozenset[str]]) -> list[tuple[int, str]]:
+    """Return (side, sentence) for each preference that applies, strongest first; side is 1 for a and −1 for b."""
     reasons: list[tuple[float, int, str]] = []
     for lean in card.leans:
-        if _is_clear(lean):
+        if abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR:
             trait = TRAITS[KEYS.index(lean.trait)]
             unit, scale = MEASURES[lean.trait]
             a, b = (scale(value) for value in values[:, KEYS.index(lean.trait)].tolist())
             if abs(a - b) <= NOTICEABLE * max(abs(a), abs(b)):
                 continue
-            prefers_a = (a - b) * lean.own > 0
             what = trait.more if lean.own > 0 else trait.less
-            counts = f"A has {_number(a)} {unit}, B {_number(b)}"
-            if not prefers_a:
-                counts = f"B has {_number(b)} {unit}, A {_number(a)}"
-            reasons.append((abs(lean.own), 1 if prefers_a else -1, f"Prefers {what} ({_rate(lean)}): {counts}."))
+            side, counts = 1, f"A has {_number(a)} {unit}, B {_number(b)}"
+            if (a - b) * lean.own <= 0:
+                side, counts = -1, f"B has {_number(b)} {unit}, A {_number(a)}"
+            reasons.append((abs(lean.own), side, f"Prefers {what} ({_rate(lean)}): {counts}."))
     for lean in (*card.likes, *card.dislikes):
         in_a, in_b = (lean.trait in own for own in words)
         if in_a != in_b and np.isfinite(lean.own):
-            verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
-            side = 1 if in_a == (lean.own > 0) else -1
-            only = "A" if in_a else "B"
-            sentence = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {only} contains it."
+            verb, side = (LIKES_WORD if lean.own > 0 else DISLIKES_WORD), 1 if in_a == (lean.own > 0) else -1
+            sentence = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {'A' if in_a else 'B'} contains it."
             reasons.append((abs(lean.own), side, sentence))
-    for _, side, sentence in sorted(reasons, key=lambda reason: -reason[0]):
-        yield side, sentence
-
-
-def _is_clear(lean: Lean) -> bool:
-    return bool(abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
+    return [(side, sentence) for _, side, sentence in sorted(reasons, key=lambda reason: -reason[0])]
 
 
 def _rate(lean: Lean) -> str:

@@ -1,51 +1,18 @@
-"""The settings of the server: its options, its limits, and the checks that requests stay within them."""
+"""The settings of the server: its limits, and the checks that requests stay within them."""
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import same_option
 from pluralign.server.errors import ApiError
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.record import Evaluation
     from pluralign.measuring.cards import Descriptions
     from pluralign.measuring.individuals import Representation
-
-# --- The options of ``serve``: sampling, and the limits of the server.
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Sampling and limits of a server; ``limits.Limits`` has every limit."""
-
-    temperature: float | None = same_option(SamplingOptions, "temperature")
-    top_p: float | None = same_option(SamplingOptions, "top_p")
-    max_new_tokens: int = same_option(SamplingOptions, "max_new_tokens")
-    seed: int | None = field(
-        default=None, metadata={"help": "Base seed for requests that send none (default: random)."}
-    )
-    max_body: int = field(default=4_000_000, metadata={"help": "Maximum size of a request body in bytes."})
-    max_texts: int = field(default=1024, metadata={"help": "Maximum texts per request; a pair to compare counts as 2."})
-    max_characters: int = field(default=32_000, metadata={"help": "Maximum characters of a prompt, chat or response."})
-    max_candidates: int = field(default=64, metadata={"help": "Maximum candidates per answer, given or sampled."})
-    max_seconds: float | None = field(
-        default=None,
-        metadata={"help": "Maximum seconds to sample candidates (default: 120, or --timeout with --base-url)."},
-    )
-
-    def __post_init__(self) -> None:
-        self.sampling()
-        for name in (option.name for option in fields(self) if option.name.startswith("max_")):
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise UsageError(f"{name} must be above 0, not {value:g}.")
-
-    def sampling(self) -> SamplingOptions:
-        """Return how candidates are sampled for requests that do not say."""
-        return SamplingOptions(self.temperature, self.top_p, self.max_new_tokens, self.seed or 0)
-
 
 RESERVED_FILES = 96
 """Files that connections leave to the rest of the process: models, pipes, and connections being opened or closed."""

@@ -94,7 +94,8 @@ class AccessMiddleware:
         finally:
             status, seconds = status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started
             self.observe(scope["path"], status, seconds)
-            logger.info("%s %s %s %.0f ms", scope["method"], _printable(scope["path"]), status, 1000 * seconds)
+            path = scope["path"].encode("unicode_escape").decode()[:200]  # one line of the log
+            logger.info("%s %s %s %.0f ms", scope["method"], path, status, 1000 * seconds)
 
     @contextmanager
     def _counted(self, path: str) -> Iterator[None]:
@@ -199,7 +200,10 @@ class AccessMiddleware:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        work = asyncio.create_task(_run_app(self.app, scope, replay, send))
+        async def run() -> None:
+            await self.app(scope, replay, send)
+
+        work = asyncio.create_task(run())
         watch = asyncio.create_task(wait_for_disconnect())
         try:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -213,16 +217,10 @@ class AccessMiddleware:
             work.result()
 
 
-async def _run_app(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    await app(scope, receive, send)
-
-
 async def _send_error(error: ApiError, send: Send) -> None:
-    body = error.content
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    pairs = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": error.content})
 
 
 def _with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -257,42 +255,25 @@ def _has_key(header: str, key: str) -> bool:
     return hmac.compare_digest(given.strip().encode(), key.encode())
 
 
-def _printable(path: str) -> str:
-    """Return a path for the log: one line, at most 200 characters."""
-    return path.encode("unicode_escape").decode()[:200]
-
-
 # --- Prometheus metrics of one application.
 
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-@dataclass(frozen=True)
 class Metrics:
     """Counters and histograms. Each application has its own registry."""
 
-    registry: CollectorRegistry
-    requests: Counter
-    seconds: Histogram
-    rejected: Counter
-    batch_texts: Histogram
-    batch_seconds: Histogram
-    routes: set[str] = field(default_factory=set)
-    """Paths with their own label; all other paths share the label ``other``."""
-
-    @classmethod
-    def create(cls) -> "Metrics":
-        """Return metrics at zero."""
-        own = CollectorRegistry()
-        return cls(
-            own,
-            Counter("pluralign_requests", "Requests answered.", ["route", "status"], registry=own),
-            Histogram("pluralign_request_seconds", "Seconds per request.", ["route"], registry=own),
-            Counter("pluralign_rejected", "Requests rejected with 503.", ["route"], registry=own),
-            Histogram("pluralign_batch_texts", "Texts per scoring batch.", buckets=BATCH_BUCKETS, registry=own),
-            Histogram("pluralign_batch_seconds", "Seconds per scoring batch.", registry=own),
-        )
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        self.requests = Counter("pluralign_requests", "Requests answered.", ["route", "status"], registry=own)
+        self.seconds = Histogram("pluralign_request_seconds", "Seconds per request.", ["route"], registry=own)
+        self.rejected = Counter("pluralign_rejected", "Requests rejected with 503.", ["route"], registry=own)
+        texts = "Texts per scoring batch."
+        self.batch_texts = Histogram("pluralign_batch_texts", texts, buckets=BATCH_BUCKETS, registry=own)
+        self.batch_seconds = Histogram("pluralign_batch_seconds", "Seconds per scoring batch.", registry=own)
+        self.routes: set[str] = set()
+        """Paths with their own label; all other paths share the label ``other``."""
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """Count one request."""

@@ -17,27 +17,17 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.measuring import cards
+from pluralign.measuring import cards, verdicts
 from pluralign.measuring import leans as traits
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
-from pluralign.measuring.verdicts import (
-    Prediction,
-    Verdict,
-    comparison,
-    floor_is_compared,
-    representation_notes,
-    representation_verdicts,
-    undecided_sentence,
-    verdicts,
-)
+from pluralign.measuring.verdicts import Prediction, Verdict
 from pluralign.measuring.views import Quote
 from pluralign.publishing.tables import claimed_leans, cut
 from pluralign.theory.calibration import reliability
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
-from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
 
@@ -72,20 +62,17 @@ class VotedPair:
 
 def voted_pair(votes: PreferenceSet, row: int) -> VotedPair:
     """Return the pair at a row, with whole texts."""
-    return VotedPair(
-        prompt=Prompt(votes.prompts[votes.prompt_index[row]]).text,
-        response_a=str(votes.responses[votes.a_index[row]]),
-        response_b=str(votes.responses[votes.b_index[row]]),
-        votes_a=int(votes.votes_a[row]),
-        votes_b=int(votes.votes_b[row]),
-    )
+    prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
+    first, second = (str(votes.responses[index[row]]) for index in (votes.a_index, votes.b_index))
+    return VotedPair(prompt, first, second, int(votes.votes_a[row]), int(votes.votes_b[row]))
 
 
 def example_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator[Example]:
     """Yield the held-out prompts on whose responses the members differ most."""
     for least in (MIN_RESPONSES, 2):
         candidates, rewards = held_out_candidates(held_out, least)
-        short = [p for p, one in enumerate(candidates) if _is_short(one)]
+        lengths = [max(map(len, (one.prompt_text, *one.responses))) for one in candidates]
+        short = [p for p, longest in enumerate(lengths) if longest <= MAX_LENGTH]
         if short:
             break
     else:
@@ -94,10 +81,6 @@ def example_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterato
     for case in case_studies(ensemble, candidates, EXAMPLES, rewards=rewards):
         chosen = candidates[case.number - 1]
         yield Example(chosen.prompt_text, list(chosen.responses[:RESPONSES_PER_EXAMPLE]))
-
-
-def _is_short(candidates: Candidates) -> bool:
-    return max(map(len, (candidates.prompt_text, *candidates.responses))) <= MAX_LENGTH
 
 
 def steering_pairs(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator[VotedPair]:
@@ -174,7 +157,7 @@ def score_history(record: FitRecord) -> History | None:
     lines = {name: baselines[name].brier for name in ("floor", "soft_bt", "constant_half") if name in baselines}
     if evaluation:
         lines["noise"] = evaluation.test.noise
-        if not floor_is_compared(evaluation):
+        if not verdicts.floor_is_compared(evaluation):
             lines.pop("floor", None)
     points = [HistoryPoint(row.k, row.test_brier, row.test_brier_corrected) for row in rows]
     return History(points, {name: score for name, score in lines.items() if not np.isnan(score)})
@@ -202,16 +185,12 @@ def measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[Rel
         interval = clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
         drawn = random_stream(number, EXAMPLE_PAIRS).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair per prompt
-        yield ReliabilityPoint(
-            predicted=float(curve.predicted[number]),
-            observed=float(curve.observed[number]),
-            interval=interval if enough else None,
-            count=int(curve.count[number]),
-            pairs=[
-                PredictedPair(**vars(cut(voted_pair(votes, int(row)), TEXT_LENGTH)), prob_hat=float(prediction[row]))
-                for row in drawn[np.sort(first)[:PAIRS_PER_POINT]]
-            ],
-        )
+        pairs = [
+            PredictedPair(**vars(cut(voted_pair(votes, int(row)), TEXT_LENGTH)), prob_hat=float(prediction[row]))
+            for row in drawn[np.sort(first)[:PAIRS_PER_POINT]]
+        ]
+        shares = float(curve.predicted[number]), float(curve.observed[number])
+        yield ReliabilityPoint(*shares, interval if enough else None, int(curve.count[number]), pairs)
 
 
 # --- The part of the page about individuals: the measure of representation, with verdicts and notes in words.
@@ -228,24 +207,20 @@ class PageRepresentation:
     verdicts: list[Verdict]
     notes: list[str]
 
-
-def page_representation(found: Representation) -> PageRepresentation:
-    """Return the data of the section."""
-    words = list(representation_verdicts(found)), list(representation_notes(found))
-    return PageRepresentation(dict(PREDICTORS), LEGEND, list(found.rows), *words)
+    @classmethod
+    def of(cls, found: Representation) -> "PageRepresentation":
+        """Return the data of the section."""
+        words = list(verdicts.representation_verdicts(found)), list(verdicts.representation_notes(found))
+        return cls(dict(PREDICTORS), LEGEND, list(found.rows), *words)
 
 
 MAX_CHARACTERS = 2_000_000
 """Maximum amount of text to analyse at startup, about five seconds of work; larger sets are sampled by prompt."""
 LEANS_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class VoteCounts:
-    """Size of the held-out votes."""
-
-    pairs: int
-    prompts: int
+WARNING = (
+    "Member {} disagrees with people more than chance: it and a random person prefer different responses {:.1%} of the "
+    "time. Do not tune a policy to it."
+)
 
 
 @dataclass(frozen=True)
@@ -270,15 +245,6 @@ class CardView:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Name and sentence that a language model wrote for a member, with the result of their check in words."""
-
-    name: str
-    sentence: str
-    evidence: str
-
-
-@dataclass(frozen=True)
 class MemberCard:
     """One member, as the page shows it. Without held-out votes only its weight and its disagreement are known."""
 
@@ -292,20 +258,12 @@ class MemberCard:
     leans: Sequence[CardLean] = ()
     likes: Sequence[str] = ()
     dislikes: Sequence[str] = ()
-    written: Written | None = None
-    """Name and sentence of a language model, if they passed their check."""
+    written: Mapping[str, str] | None = None
+    """Name, sentence and evidence of a language model's description, if it passed its check."""
     views: Sequence[CardView] = ()
     """Positions and phrases that survived on the other half of the prompts."""
     typical: Sequence[cards.Typical] = ()
     distinguishing: Sequence[cards.Distinguishing] = ()
-
-
-@dataclass(frozen=True)
-class ReadSample:
-    """Number of prompts whose texts were analysed, and number of all prompts."""
-
-    prompts: int
-    of: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,13 +301,15 @@ class PageData:
     comparison: Sequence[ComparedPrediction] = ()
     reliability: Sequence[ReliabilityPoint] = ()
 
-    votes: VoteCounts | None = None
+    votes: Mapping[str, int] | None = None
+    """Numbers of pairs and prompts of the held-out votes."""
     left_out: str = ""
     """How many pairs of other votes were left out because of their prompts, in words; empty if none."""
     groups: Mapping[str, Sequence[Group]] = field(default_factory=dict)
     worst_group: WorstGroup | None = None
     tau: Diversity | None = None
-    read: ReadSample | None = None
+    read: Mapping[str, int] | None = None
+    """Number of prompts whose texts were analysed, and ``of`` how many."""
     examples: Sequence[Example] = ()
     steering_pairs: Sequence[VotedPair] = ()
 
@@ -390,15 +350,15 @@ def collect_page_data(
         k=ensemble.k,
         weights=ensemble.weights.tolist(),
         undecided=ensemble.undecided,
-        undecided_note=undecided_sentence(ensemble.undecided),
+        undecided_note=verdicts.undecided_sentence(ensemble.undecided),
         level=ensemble.level,
         temperature=ensemble.temperature,
         method=record.method or None,
         members=members,
-        warnings=[_warning(card) for card in members if card.far],
+        warnings=[WARNING.format(card.member, card.disagreement) for card in members if card.far],
         data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
         history=score_history(record),
-        representation=page_representation(representation) if representation else None,
+        representation=PageRepresentation.of(representation) if representation else None,
         cross_validated=evaluation is None and record.cross_validation is not None,
     )
     if main := evaluation or main_evaluation(record):
@@ -419,12 +379,12 @@ def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> 
     return replace(
         page,
         headline=headline(evaluation, record),
-        floor_note="" if floor_is_compared(evaluation) else FEW_VOTES,
+        floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test,
-        verdicts=list(verdicts(replace(evaluation, voices=None) if undefined else evaluation)),
+        verdicts=list(verdicts.verdicts(replace(evaluation, voices=None) if undefined else evaluation)),
         comparison=[
             ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
-            for row in comparison(evaluation, page.k)
+            for row in verdicts.comparison(evaluation, page.k)
         ],
         reliability=list(recorded_curve(evaluation)),
     )
@@ -445,23 +405,16 @@ def _with_held_out(
     groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
     return replace(
         data,
-        votes=VoteCounts(len(votes), len(votes.prompts)),
+        votes={"pairs": len(votes), "prompts": len(votes.prompts)},
         left_out=held_out.left_out.sentence,
         reliability=data.reliability if data.cross_validated else list(measured_curve(prediction, votes)),
         groups=groups,
         worst_group=worst_group,
         unnamed=cards.unnamed_reason(profiles, len(sample.preferences.prompts)),
         tau=tau,
-        read=ReadSample(len(sample.preferences.prompts), len(votes.prompts)),
+        read={"prompts": len(sample.preferences.prompts), "of": len(votes.prompts)},
         examples=list(example_prompts(ensemble, sample)),
         steering_pairs=list(steering_pairs(ensemble, held_out)),
-    )
-
-
-def _warning(card: MemberCard) -> str:
-    return (
-        f"Member {card.member} disagrees with people more than chance: it and a random person prefer different "
-        f"responses {card.disagreement:.1%} of the time. Do not tune a policy to it."
     )
 
 
@@ -484,7 +437,7 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
 
 
 def _card(profile: cards.Profile) -> MemberCard:
-    written = profile.written
+    words = {name: str(getattr(profile.written, name, "")) for name in ("name", "sentence", "evidence")}
     return MemberCard(
         member=profile.member,
         name=profile.name,
@@ -495,7 +448,7 @@ def _card(profile: cards.Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed_leans(profile)[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
-        written=Written(written.name, written.sentence, written.evidence) if written and written.shown else None,
+        written=words if profile.written and profile.written.shown else None,
         views=[
             CardView(view.title, view.evidence, cut(view.quotes, TEXT_LENGTH))
             for view in (*profile.views.positions, *profile.views.phrases)

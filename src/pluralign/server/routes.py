@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat
 from pluralign.server import schemas
 from pluralign.server.chat import find_model, name_ignored
-from pluralign.server.errors import ApiError, FiniteJSONResponse
+from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
 from pluralign.server.service import Service
@@ -56,14 +56,9 @@ def answer_routes(service: Service) -> APIRouter:
             message = f"n must be 1 for {body.model}; several draws require {service.name}:distributional."
             raise ApiError(400, message, code="invalid", param="n")
         check_count(draws, service.limits.candidates, "draws", "n")
-        request = AnswerRequest(
-            service.prompt(body.messages, single_as_text=not service.only_chats),
-            target.mode,
-            member=target.member,
-            sampling=service.sampling(body, body.max_completion_tokens or body.max_tokens),
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
-            seed=service.seed_for(body.seed),
-        )
+        prompt = service.prompt(body.messages, single_as_text=not service.only_chats)
+        how = service.sampled(body, body.max_completion_tokens)
+        request = AnswerRequest(prompt, target.mode, member=target.member, **how)
         answers, _ = await service.answer(request, body.candidates, draws)
         texts = [openai_chat.message_text(answer, target, service.names) for answer in answers]
         wrote = None if body.candidates else generator_name
@@ -83,9 +78,7 @@ def answer_routes(service: Service) -> APIRouter:
             service.prompt(body.prompt),
             choices=None if body.choices is None else service.votes(body.choices),
             n=body.n_candidates,
-            sampling=service.sampling(body, body.max_tokens),
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
-            seed=service.seed_for(body.seed),
+            **service.sampled(body),
             **{name: getattr(body, name) for name in SAME_FIELDS},
         )
         answers, texts = await service.answer(request, body.candidates)
@@ -135,7 +128,7 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
         metrics: returns the current metrics in Prometheus's text format.
     """
     router = APIRouter()
-    content = FiniteJSONResponse(to_json(ensemble)).body
+    content = json.dumps(to_json(ensemble), ensure_ascii=False, allow_nan=False).encode()
 
     @router.get("/v1/ensemble", tags=["answers"], response_model=EnsembleResponse)
     async def ensemble_data() -> Response:
@@ -160,18 +153,10 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
 
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-NO_PAGE = b"This installation has no page. The API works: see /docs."
+NO_PAGE = "This installation has no page. The API works: see /docs."
 
 
-@dataclass(frozen=True)
-class Page:
-    """A file that is served as it is."""
-
-    media_type: str
-    content: bytes
-
-
-def read_pages(openapi: Mapping[str, Any]) -> dict[str, Page]:
+def read_pages(openapi: Mapping[str, Any]) -> dict[str, Response]:
     """Return the files of the page and the list of routes, by path.
 
     Args:
@@ -179,14 +164,14 @@ def read_pages(openapi: Mapping[str, Any]) -> dict[str, Page]:
     """
     folder = importlib.resources.files("pluralign") / "server" / "static"
     files = {file.name: file.read_bytes() for file in folder.iterdir()} if folder.is_dir() else {}
-    pages = {"/": Page("text/plain", NO_PAGE), "/docs": Page("text/html", list_routes(openapi).encode())}
+    pages = {"/": PlainTextResponse(NO_PAGE), "/docs": HTMLResponse(list_routes(openapi))}
     for name, content in files.items():
         if media_type := MEDIA_TYPES.get(name.rpartition(".")[2]):
-            pages["/" if name == "index.html" else f"/{name}"] = Page(media_type, content)
+            pages["/" if name == "index.html" else f"/{name}"] = Response(content, media_type=media_type)
     return pages
 
 
-def page_routes(pages: Mapping[str, Page]) -> APIRouter:
+def page_routes(pages: Mapping[str, Response]) -> APIRouter:
     """Return a route per page."""
     router = APIRouter(include_in_schema=False)
     for path, page in pages.items():
@@ -194,9 +179,9 @@ def page_routes(pages: Mapping[str, Page]) -> APIRouter:
     return router
 
 
-def _send(page: Page) -> Callable[[], Awaitable[Response]]:
+def _send(page: Response) -> Callable[[], Awaitable[Response]]:
     async def send() -> Response:
-        return Response(page.content, media_type=page.media_type)
+        return page
 
     return send
 
@@ -234,7 +219,7 @@ def score_routes(service: Service) -> APIRouter:
     async def compare(body: schemas.CompareRequest, response: Response) -> schemas.CompareResponse:
         """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
         name_ignored(body, response.headers)
-        return schemas.CompareResponse(results=await service.compare(body.pairs))
+        return schemas.CompareResponse(results=(await service.compare(body.pairs))[0])
 
     @router.post("/v1/score", tags=["scores"])
     async def score(body: schemas.ScoreRequest, response: Response) -> schemas.ScoreResponse:
@@ -260,13 +245,9 @@ def score_routes(service: Service) -> APIRouter:
         Scores are weighted pairwise support (Borda); raw scores are rewards.
         """
         name_ignored(body, response.headers)
-        scores = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
-        ranked = [
-            schemas.RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()
-        ]
-        if body.return_text:
-            return [one.model_copy(update={"text": body.texts[one.index]}) for one in ranked]
-        return ranked
+        ranked = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        texts = [{"text": body.texts[i]} if body.return_text else {} for i, _ in ranked]
+        return [schemas.RankedText(index=i, score=score, **own) for (i, score), own in zip(ranked, texts, strict=True)]
 
     @router.post("/v1/rerank", tags=["rerank"], response_model_exclude_unset=True)
     @router.post("/v2/rerank", tags=["rerank"], response_model_exclude_unset=True)
@@ -275,14 +256,11 @@ def score_routes(service: Service) -> APIRouter:
         name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
-        scores = await service.rank(body.query, texts, target.member, raw=False)
-        results = [
-            schemas.RankedDocument(index=i, relevance_score=float(scores[i]))
-            for i in (-scores).argsort(kind="stable").tolist()[: body.top_n]
-        ]
-        if body.return_documents:
-            results = [one.model_copy(update={"document": schemas.Document(text=texts[one.index])}) for one in results]
-        meta = schemas.CohereMeta(api_version=schemas.ApiVersion(version="2"))
+        ranked = await service.rank(body.query, texts, target.member)
+        own = [{"document": schemas.Document(text=text)} if body.return_documents else {} for text in texts]
+        best = ranked[: body.top_n]
+        results = [schemas.RankedDocument(index=i, relevance_score=score, **own[i]) for i, score in best]
+        meta = {"api_version": {"version": "2"}}
         return schemas.CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
 
     @router.post("/get_reward", tags=["rewards"])

@@ -21,15 +21,8 @@ from fastapi import FastAPI
 from pluralign.answering.answer import Answerer
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.server import connections
 from pluralign.server.app import create_app
-from pluralign.server.connections import (
-    ACCEPTED_AT_ONCE,
-    KERNEL_BACKLOG,
-    AcceptErrors,
-    ConnectionGuard,
-    GuardedProtocol,
-    file_limit,
-)
 from pluralign.server.limits import Limits, ServerSettings
 from pluralign.server.middleware import LOGGER, LOOPBACK
 
@@ -81,14 +74,14 @@ def serve(
         )
     listening = _listen(host, port)
     try:
-        limits = options.pop("limits", settings.limits).within_files(file_limit())
+        limits = options.pop("limits", settings.limits).within_files(connections.file_limit())
         app = create_app(ensemble, settings, limits=limits, **options)
         app.state.service.score([("Are you awake?", "Yes.")])  # loads the encoder, or raises its error
         for sampler in app.state.service.answerer.samplers:
             sampler.prepare()
         address = f"[{host}]" if ":" in host else host
         server = Server.of(app, limits)
-        with _handle_signals(server), _request_log():
+        with _signals_and_log(server):
             if ready:
                 ready(f"http://{address}:{listening.getsockname()[1]}")
             server.run(sockets=[listening])
@@ -107,25 +100,17 @@ class Server(uvicorn.Server):
             app: from ``create_app``.
             limits: of connections.
         """
-        protocol: Any = functools.partial(GuardedProtocol, guard=ConnectionGuard(limits))
-        return cls(
-            uvicorn.Config(
-                app,
-                http=protocol,
-                ws="none",
-                backlog=ACCEPTED_AT_ONCE,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-            )
-        )
+        protocol: Any = functools.partial(connections.GuardedProtocol, guard=connections.ConnectionGuard(limits))
+        quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+        return cls(uvicorn.Config(app, http=protocol, ws="none", backlog=connections.ACCEPTED_AT_ONCE, **quiet))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
-        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        asyncio.get_running_loop().set_exception_handler(connections.AcceptErrors())
         for listening in sockets or []:
-            listening.listen(KERNEL_BACKLOG)  # uvicorn's backlog is also the number of connections accepted at once
+            # uvicorn's backlog is also the number of connections accepted at once
+            listening.listen(connections.KERNEL_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         """Do the regular work: uvicorn's, and every 10 seconds a trim of the memory."""
@@ -146,34 +131,25 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def _handle_signals(server: Server) -> Iterator[None]:
-    before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-@contextmanager
-def _request_log() -> Iterator[None]:
-    """Log requests while the server runs."""
+def _signals_and_log(server: Server) -> Iterator[None]:
+    """Handle signals and log requests while the server runs."""
     logger = logging.getLogger(LOGGER)
-    before = logger.level
+    level = logger.level
+    before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def startup_message(address: str, answerer: Answerer, settings: ServerSettings) -> str:
     """Return the message that the command line prints once the server listens."""
     name = settings.name
-    body: dict[str, Any] = {
-        "model": f"{name}:consensus",
-        "messages": [{"role": "user", "content": "Plant more trees?"}],
-    }
+    turns = [{"role": "user", "content": "Plant more trees?"}]
+    body: dict[str, Any] = {"model": f"{name}:consensus", "messages": turns}
     if answerer.generator is None:
         body["candidates"] = ["Yes, many.", "No, they cost too much."]
     key = "\n       -H 'Authorization: Bearer '\"$PLURALIGN_API_KEY\" \\" if settings.api_key else ""

@@ -4,7 +4,7 @@ The number and the length of texts are checked in ``service``, because the serve
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -28,6 +28,26 @@ class Result(BaseModel):
     """A response body, or a part of one. Numbers that are not finite are sent as null."""
 
     model_config = ConfigDict(frozen=True)
+
+
+def example(**body: Any) -> ConfigDict:
+    """Return the configuration of a body with an example for OpenAPI and for ``/docs``."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
+class ErrorDetail(Result):
+    """The content of an error."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorBody(Result):
+    """The body of every response that is not a success: the content of an ``ApiError``."""
+
+    error: ErrorDetail
 
 
 # --- prompts and responses --------------------------------------------------------------------------------------------
@@ -137,9 +157,7 @@ class Choice(Pair):
 class CompareRequest(Body):
     """Pairs to compare."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"pairs": [{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}]}]}
-    )
+    model_config = example(pairs=[{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}])
     pairs: list[Pair] = Field(min_length=1)
 
 
@@ -162,22 +180,11 @@ class CompareResponse(Result):
 class ScoreRequest(Body):
     """Texts to score."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"texts": [{"prompt": "Tea?", "response": "Yes."}]},
-                {
-                    "texts": [
-                        {
-                            "messages": [
-                                {"role": "user", "content": "Tea?"},
-                                {"role": "assistant", "content": "Yes."},
-                            ]
-                        }
-                    ]
-                },
-            ]
-        }
+    model_config = example(
+        texts=[
+            {"prompt": "Tea?", "response": "Yes."},
+            {"messages": [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]},
+        ]
     )
     texts: list[Text] = Field(min_length=1)
 
@@ -194,17 +201,10 @@ class ScoreResponse(Result):
     results: list[TextRewards]
 
 
-class PairRewards(Result):
-    """Rewards of the two responses of a pair, one per member."""
-
-    a: list[float]
-    b: list[float]
-
-
 class ExplainResponse(Comparison):
     """Votes on one pair, with the reasons of every member."""
 
-    rewards: PairRewards
+    rewards: dict[Literal["a", "b"], list[float]] = Field(description="Of the two responses, one per member")
     members: list[MemberVote]
     undecided: float = Field(description="Share of votes that no member explains; predicted to split evenly")
 
@@ -212,7 +212,7 @@ class ExplainResponse(Comparison):
 class RerankRequest(Body):
     """Text Embeddings Inference's rerank request."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "texts": ["Yes.", "No."]}]})
+    model_config = example(query="Tea?", texts=["Yes.", "No."])
     query: str
     texts: list[str] = Field(min_length=1)
     raw_scores: bool = False
@@ -236,7 +236,7 @@ class Document(Body):
 class CohereRequest(Body):
     """Cohere's rerank request."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "documents": ["Yes.", "No."]}]})
+    model_config = example(query="Tea?", documents=["Yes.", "No."])
     model: str | None = Field(default=None, description="NAME, or NAME:member-3")
     query: str
     documents: list[str | Document] = Field(min_length=1)
@@ -252,30 +252,18 @@ class RankedDocument(Result):
     document: Document | None = Field(default=None, description="Present if the request sets return_documents")
 
 
-class ApiVersion(Result):
-    """Cohere's API version."""
-
-    version: str = "2"
-
-
-class CohereMeta(Result):
-    """Cohere's metadata of a response."""
-
-    api_version: ApiVersion
-
-
 class CohereResponse(Result):
     """Cohere's ranking, best first."""
 
     id: str
     results: list[RankedDocument]
-    meta: CohereMeta
+    meta: dict[str, dict[str, str]]
 
 
 class RewardRequest(Body):
     """OpenRLHF's reward request. Each query is one text: a prompt followed by its response."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": ["Tea?Yes."], "prompts": ["Tea?"]}]})
+    model_config = example(query=["Tea?Yes."], prompts=["Tea?"])
     query: list[str] = Field(min_length=1)
     prompts: list[str] | None = None
 
@@ -294,9 +282,7 @@ class RewardResponse(Result):
 class AnswerBody(Sampled):
     """A prompt to answer in one of three modes."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"prompt": "Tea?", "mode": "balanced", "candidates": ["Yes.", "No."]}]}
-    )
+    model_config = example(prompt="Tea?", mode="balanced", candidates=["Yes.", "No."])
     prompt: PromptField
     mode: Mode = "balanced"
     n_candidates: int | None = Field(
@@ -384,9 +370,6 @@ class ModelList(Result):
     data: list[Model]
 
 
-# --- operation --------------------------------------------------------------------------------------------------------
-
-
 class Health(Result):
     """Status of the server."""
 
@@ -405,12 +388,7 @@ class StreamOptions(Body):
 class ChatRequest(Sampled):
     """OpenAI's chat completion request."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"model": "town:consensus", "messages": [{"role": "user", "content": "Plant more trees?"}]}]
-        }
-    )
-
+    model_config = example(model="town:consensus", messages=[{"role": "user", "content": "Plant more trees?"}])
     model: str = Field(
         description="NAME (the same as NAME:distributional), NAME:balanced, NAME:consensus, NAME:member-3"
     )
@@ -458,31 +436,3 @@ class ChatCompletion(Result):
     choices: list[CompletionChoice]
     usage: Usage
     pluralign: AnswerDetails
-
-
-class Delta(Result):
-    """Piece of a streamed message. Fields that are not set are not sent."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChunkChoice(Result):
-    """Piece of one message of a streamed completion."""
-
-    index: int
-    delta: Delta
-    logprobs: None
-    finish_reason: Literal["stop"] | None
-
-
-class ChatCompletionChunk(Result):
-    """One event of a streamed completion. Fields that are not set are not sent."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = None
-    pluralign: AnswerDetails | None = None

@@ -20,7 +20,6 @@ from pluralign.answering.answer import Answer, Answerer, Host
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.core.options import with_changes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.server import schemas
@@ -29,7 +28,6 @@ from pluralign.server.candidates import Slots, in_thread, prompt_text
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
-from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.items import pair_texts
@@ -64,36 +62,25 @@ class Service:
     """Called with the number of texts and the seconds of each batch."""
 
     def __post_init__(self) -> None:
+        self.answerer = replace(self.answerer, encode=self.encode)
         self.ensemble: RewardEnsemble = self.answerer.ensemble
         self.limits, self.name = self.settings.limits, self.settings.name
-        self.slots = Slots(self.limits, self.answerer.samplers)
-
-    @cached_property
-    def _seeds(self) -> random.Random:
         seed = self.settings.seed
-        return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
-
-    def seed_for(self, given: int | None) -> int:
-        """Return the seed of a request: its own, or the next one of the server."""
-        return self._seeds.randrange(SEED_LIMIT) if given is None else given
+        self.seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
+        self.slots = Slots(self.limits, self.answerer.samplers)
+        self.batcher = Batcher(
+            lambda items: self.score(items),
+            texts=self.limits.batch_texts,
+            wait=self.limits.batch_wait,
+            queue=self.limits.queue_texts,
+            remember=self.limits.remembered,
+            observe=self.observe,
+        )
 
     @cached_property
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:
         """The function from texts to rewards, with one more column for steering; keeps its models in memory."""
         return self.ensemble.scorer(average=True)
-
-    @cached_property
-    def batcher(self) -> Batcher:
-        """Scores the texts of concurrent requests together."""
-        limits = self.limits
-        return Batcher(
-            self.score,
-            texts=limits.batch_texts,
-            wait=limits.batch_wait,
-            queue=limits.queue_texts,
-            remember=limits.remembered,
-            observe=self.observe,
-        )
 
     @cached_property
     def chooser(self) -> Answerer:
@@ -143,6 +130,15 @@ class Service:
             raise ApiError(503, f"{full}.", code="queue_full", retry_after=full.retry_after) from None
         return rewards if average else rewards[:, : self.ensemble.k]
 
+    def encode(self, encoder: Callable[[Sequence[Item]], FloatArray], items: Sequence[Item]) -> FloatArray:
+        """Return vectors of texts for a thread that answers.
+
+        An encoder serves one thread at a time: that of the batcher. Batches of other requests go between the parts.
+        """
+        size, thread = self.limits.batch_texts, self.batcher.thread
+        parts = [items[start : start + size] for start in range(0, len(items), size)]
+        return np.vstack([thread.submit(encoder, part).result() for part in parts])
+
     async def decoded_rewards(self, prompts: Sequence[str], queries: Sequence[str]) -> FloatArray:
         """Return ``(n_queries, k)`` rewards of decoded texts: each query is a prompt, its response and end marks."""
         items: list[Item] = []
@@ -158,35 +154,30 @@ class Service:
         rewards = await self.rewards([(self.prompt(prompt), response) for prompt, response in split])
         return [schemas.TextRewards(rewards=row.tolist()) for row in rewards]
 
-    async def compare(self, pairs: Sequence[schemas.Pair]) -> list[schemas.Comparison]:
-        """Return the votes and both predicted shares of each pair."""
-        return self._comparisons(await self._pair_rewards(pairs))
-
-    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
-        """Return the votes on a pair, and the reasons of every member."""
-        rewards = await self._pair_rewards([pair])
-        prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
-        cards = self.answerer.cards
-        members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
-        (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
-        undecided = self.ensemble.undecided
-        return schemas.ExplainResponse(
-            **comparison.model_dump(), rewards=schemas.PairRewards(a=a, b=b), members=members, undecided=undecided
-        )
-
-    def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
+    async def compare(self, pairs: Sequence[schemas.Pair]) -> tuple[list[schemas.Comparison], FloatArray]:
+        """Return the votes and both predicted shares of each pair, and the rewards of its responses in turn."""
+        items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
+        rewards = await self.rewards(items)
         votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
         shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
         rows = zip(votes.tolist(), shares["vote"].tolist(), shares["policy"].tolist(), strict=True)
-        return [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        found = [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        return found, rewards
 
-    async def _pair_rewards(self, pairs: Sequence[schemas.Pair]) -> FloatArray:
-        """Return the rewards of the first and the second response of each pair in turn, ``(2 n_pairs, k)``."""
-        items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
-        return await self.rewards(items)
+    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
+        """Return the votes on a pair, and the reasons of every member."""
+        (comparison,), rewards = await self.compare([pair])
+        prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
+        cards = self.answerer.cards
+        members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
+        a, b = rewards.tolist()
+        own: dict[str, Any] = {"rewards": {"a": a, "b": b}, "members": members, "undecided": self.ensemble.undecided}
+        return schemas.ExplainResponse(**dict(comparison), **own)
 
-    async def rank(self, query: str, texts: Sequence[str], member: int | None, *, raw: bool) -> FloatArray:
-        """Return a score per text, ``(n_texts,)``.
+    async def rank(
+        self, query: str, texts: Sequence[str], member: int | None, *, raw: bool = False
+    ) -> list[tuple[int, float]]:
+        """Return the index and the score of each text, best first.
 
         The score is the text's Borda score, in [0, 1]: the weight that prefers it to another text, averaged over all
         others. With one member, it is the share of the other texts that the member ranks below it.
@@ -200,11 +191,12 @@ class Service:
         weights, prompt = self.weights(member), self.prompt(query)
         rewards = await self.rewards([(prompt, text) for text in texts])
         if raw:
-            return np.asarray(rewards @ weights)
-        if len(texts) == 1:
-            return np.array([0.5])
-        # Mean ranks give the same score as all pairs, without n² numbers.
-        return np.asarray((rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights)
+            scores = rewards @ weights
+        elif len(texts) == 1:
+            scores = np.array([0.5])
+        else:  # mean ranks give the same score as all pairs, without n² numbers
+            scores = (rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights
+        return [(i, float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
 
     def weights(self, member: int | None) -> FloatArray:
         """Return the weights of the ensemble, or all weight on one member, ``(k,)``."""
@@ -217,13 +209,18 @@ class Service:
 
     # --- answering --------------------------------------------------------------------------------------------------
 
-    def sampling(self, body: schemas.Sampled, max_tokens: int | None) -> SamplingOptions:
-        """Return the server's sampling options with those that a request sets."""
+    def sampled(self, body: schemas.Sampled, max_tokens: int | None = None) -> dict[str, Any]:
+        """Return the fields of an ``AnswerRequest`` about sampling: those of the body, else the server's."""
+        max_tokens = max_tokens or body.max_tokens
         check_count(max_tokens or 1, self.limits.max_tokens, "tokens per candidate")
         temperature = None if body.temperature is None else max(body.temperature, MIN_TEMPERATURE)
         given = {"temperature": temperature, "top_p": body.top_p, "max_new_tokens": max_tokens}
-        changes = {name: value for name, value in given.items() if value is not None}
-        return with_changes(self.settings.sampling, changes)
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return {
+            "sampling": replace(self.settings.sampling, **changes),
+            "stop": [body.stop] if isinstance(body.stop, str) else body.stop or (),
+            "seed": self.seeds.randrange(SEED_LIMIT) if body.seed is None else body.seed,
+        }
 
     async def answer(
         self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1
@@ -255,8 +252,8 @@ class Service:
         """Return the number of drafts that policies write for an answer."""
         if request.mode == "distributional":
             return 1
-        n_members = sum(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT for j in self.answerer.policies)
-        return (request.n or 1) * (int(n_members) if request.mode == "balanced" else 1)
+        n_members = sum(bool(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT) for j in self.answerer.policies)
+        return (request.n or 1) * (n_members if request.mode == "balanced" else 1)
 
     async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
@@ -267,22 +264,17 @@ class Service:
             steering = steer_by_choices(ScoredChoices.of(self.ensemble, votes, lambda _: rewards), voters)
         else:
             prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
-            likeliest = prior.index(max(prior))
-            why = "it has the most weight"
-            steering = Steering(likeliest, why, prior[likeliest], prior, (prior,), average=1 - sum(prior))
+            member, nobody = prior.index(max(prior)), 1 - sum(prior)
+            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), average=nobody)
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
         """Return the choices of a request as votes."""
         check_count(len(choices), self.limits.choices, "choices")
         chose_a = np.array([choice.chosen == "a" for choice in choices], dtype=np.int64)
-        return PreferenceSet.from_columns(
-            [self.prompt(choice.prompt) for choice in choices],
-            [choice.response_a for choice in choices],
-            [choice.response_b for choice in choices],
-            chose_a,
-            1 - chose_a,
-        )
+        prompts = [self.prompt(choice.prompt) for choice in choices]
+        first, second = [choice.response_a for choice in choices], [choice.response_b for choice in choices]
+        return PreferenceSet.from_columns(prompts, first, second, chose_a, 1 - chose_a)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -341,10 +333,6 @@ class RequestHost(Host):
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
-
-    def encode(self, work: Callable[[], Result]) -> Result:
-        """Encode in the thread of the batcher: an encoder serves one thread at a time."""
-        return self._wait(self.service.batcher.run(work))
 
 
 def _no_generator() -> Sequence[str]:

@@ -106,23 +106,11 @@ def read_settings(folder: Path) -> BertSettings:
     pooling, unit_length = own_pooling(folder)
     if pooling == "last":
         raise UnsupportedError("its pooling is the last token")
-    return BertSettings(
-        layers=int(_number(body, "num_hidden_layers")),
-        heads=int(_number(body, "num_attention_heads")),
-        layer_norm_eps=_number(body, "layer_norm_eps"),
-        max_tokens=_max_tokens(body, transformer, tokenizer),
-        first_token=pooling == "cls",
-        unit_length=unit_length,
-    )
-
-
-def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: dict[str, Any]) -> int:
-    limits = [_number(body, "max_position_embeddings")]
-    for config, name in ((transformer, "max_seq_length"), (tokenizer, "model_max_length")):
-        if config.get(name):
-            limits.append(_number(config, name))
-            break
-    return int(min(limits))
+    layers, heads = (int(_number(body, name)) for name in ("num_hidden_layers", "num_attention_heads"))
+    limits = (transformer, "max_seq_length"), (tokenizer, "model_max_length")
+    limit = next((_number(config, name) for config, name in limits if config.get(name)), float("inf"))
+    max_tokens = int(min(limit, _number(body, "max_position_embeddings")))
+    return BertSettings(layers, heads, _number(body, "layer_norm_eps"), max_tokens, pooling == "cls", unit_length)
 
 
 def _number(config: dict[str, Any], name: str) -> float:

@@ -102,11 +102,9 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         response = tokenizer(text, add_special_tokens=False)["input_ids"] + end
         if len(response) >= limit:
-            raise DataError(
-                f"a response has {len(response):,} tokens, but the model reads at most {limit:,}",
-                file=str(folder),
-                remedy="leave that response out, or name a model that reads longer texts",
-            )
+            problem = f"a response has {len(response):,} tokens, but the model reads at most {limit:,}"
+            remedy = "leave that response out, or name a model that reads longer texts"
+            raise DataError(problem, file=str(folder), remedy=remedy)
         contexts.append(prompt_ids(tokenizer, prompt)[-(limit - len(response)) :])
         responses.append(response)
 
@@ -275,10 +273,8 @@ class LocalModel:
         ids = prompt_ids(self.tokenizer, prompt)
         limit = context_length(self.model, self.tokenizer)
         if len(ids) + new > limit:
-            problem = (
-                f"the prompt has {len(ids):,} tokens and the response up to {new:,}, but the model reads {limit:,}"
-            )
-            raise DataError(problem, remedy="shorten the prompt or lower --max-new-tokens")
+            tokens = f"{len(ids):,} tokens and the response up to {new:,}, but the model reads {limit:,}"
+            raise DataError(f"the prompt has {tokens}", remedy="shorten the prompt or lower --max-new-tokens")
         return torch.tensor([ids])
 
     def continuations(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
@@ -287,16 +283,13 @@ class LocalModel:
 
         transformers: Any = importlib.import_module("transformers")
         options = self.with_defaults(options)
-        config = transformers.GenerationConfig(
-            do_sample=True,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=0,
-            repetition_penalty=1.0,
-            max_new_tokens=options.max_new_tokens,
-            num_return_sequences=n,
-            eos_token_id=list(self.ends) or None,
-            pad_token_id=next((t for t in (self.tokenizer.pad_token_id, *self.ends) if t is not None), 0),
-        )
+        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0, "repetition_penalty": 1.0}
+        pad = next((t for t in (self.tokenizer.pad_token_id, *self.ends) if t is not None), 0)
+        length = {
+            "max_new_tokens": options.max_new_tokens,
+            "eos_token_id": list(self.ends) or None,
+            "pad_token_id": pad,
+        }
+        config = transformers.GenerationConfig(do_sample=True, num_return_sequences=n, **sampling, **length)
         written = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
         return written[:, tokens.shape[1] :]

@@ -99,19 +99,13 @@ def reward_model_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise DataError(
-            "there is neither an ensemble.json nor a config.json in it",
-            file=str(folder),
-            remedy="name a folder that pluralign fit wrote, or a transformers reward model",
-        )
+        remedy = "name a folder that pluralign fit wrote, or a transformers reward model"
+        raise DataError("there is neither an ensemble.json nor a config.json in it", file=str(folder), remedy=remedy)
     config = dict(json.loads(path.read_text(encoding="utf-8")))
     names = config.get("architectures") or ["model without a named architecture"]
     if not any(str(name).endswith("ForSequenceClassification") for name in names):
-        raise DataError(
-            f"it holds a {names[0]}, not a reward model",
-            file=str(folder),
-            remedy="name a model saved as …ForSequenceClassification",
-        )
+        remedy = "name a model saved as …ForSequenceClassification"
+        raise DataError(f"it holds a {names[0]}, not a reward model", file=str(folder), remedy=remedy)
     return config
 
 
@@ -169,12 +163,8 @@ def classifier_head(model: Any) -> tuple[str, Any]:
     import torch
 
     inner = without_adapter(model)
-    layers = [
-        (str(name), layer)
-        for name, layer in inner.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
-    ]
-    return layers[-1]
+    linear = [(str(name), layer) for name, layer in inner.named_modules() if isinstance(layer, torch.nn.Linear)]
+    return [(name, layer) for name, layer in linear if name.split(".")[0] != inner.base_model_prefix][-1]
 
 
 def remove_head(model: Any) -> tuple[str, Any]:
@@ -193,11 +183,7 @@ def use_float32_head(model: Any) -> None:
     """Compute the head of a sequence classifier in float32. The body keeps its precision."""
     _, head = classifier_head(model)
     head.float()
-    head.register_forward_pre_hook(_as_float32)
-
-
-def _as_float32(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG001
-    return tuple(value.float() for value in inputs)
+    head.register_forward_pre_hook(lambda _, inputs: tuple(value.float() for value in inputs))
 
 
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:

@@ -66,11 +66,9 @@ class VectorCache:
 
     def get(self, texts: Sequence[str]) -> list[Vectors | None]:
         """Return the vector of each text, or None if it is not cached."""
-        keys = [vector_key(text) for text in texts]
-        stored: dict[bytes, Vectors] = {}
+        keys, stored = [vector_key(text) for text in texts], {}
         with self._usable():
-            if self.path.exists():
-                stored = self._read(keys)
+            stored = self._read(keys) if self.path.exists() else {}
         return [stored.get(key) for key in keys]
 
     def put(self, texts: Iterable[str], vectors: Vectors) -> None:
@@ -110,14 +108,11 @@ class VectorCache:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 self.path.unlink(missing_ok=True)
             if self.path not in _noted:
                 _noted.add(self.path)
                 logger.warning("the vector cache %s cannot be used (%s): texts are encoded again.", self.path, error)
-
-
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def vector_key(text: str) -> bytes:
@@ -210,8 +205,7 @@ class HashingEncoder:
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return unit vectors of the responses. The prompt is the same for both sides of a pair and is left out."""
-        vectors: Vectors = hashed_words([response for _, response in items], self.dimension)
-        return vectors
+        return hashed_words([response for _, response in items], self.dimension)
 
 
 def default_encoder() -> str:
@@ -225,12 +219,7 @@ def default_encoder() -> str:
 
 
 def load_encoder(
-    name: str,
-    *,
-    layers: str = AUTO,
-    pooling: Pooling = "mean",
-    precision: Precision = "float32",
-    revision: str = "",
+    name: str, *, layers: str = AUTO, pooling: Pooling = "mean", precision: Precision = "float32", revision: str = ""
 ) -> Encoder | None:
     """Return the encoder with this name. Its model is loaded when it first encodes a text.
 
@@ -246,7 +235,10 @@ def load_encoder(
     if name == "none" or name.partition(":")[0] == "hashing":
         if parse_layers(layers):
             raise UsageError(f"--layers requires an encoder that is a transformers model, not {name}.")
-        return None if name == "none" else _hashing(name)
+        dimension = name.partition(":")[2] or str(HASH_DIMENSION)
+        if not (dimension.isdecimal() and int(dimension) > 0):
+            raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
+        return None if name == "none" else HashingEncoder(int(dimension))
     folder = model_folder(name, revision)
     title = name if name in BUNDLED else folder.name
     chosen = choose_layers(layers, read_config(folder), title, own=is_sentence_encoder(folder))
@@ -255,10 +247,3 @@ def load_encoder(
     model = f"minilm-{sha256[:16]}" if sha256 else name if name in BUNDLED else folder_identity(folder)
     identity = f"{model}/layers {layers_text(chosen)}/{pooling}{'/bfloat16' if half else ''}"
     return ModelEncoder(folder, identity, chosen, pooling, sha256, half)
-
-
-def _hashing(name: str) -> HashingEncoder:
-    dimension = name.partition(":")[2] or str(HASH_DIMENSION)
-    if not (dimension.isdecimal() and int(dimension) > 0):
-        raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
-    return HashingEncoder(int(dimension))

@@ -75,14 +75,8 @@ class TextFeatures:
             hub_id, revision = found
         elif HUB_ID.fullmatch(self.encoder) and not Path(self.encoder).is_dir():
             hub_id = self.encoder
-        return replace(
-            self,
-            layers=layers_text(encoder.layers),
-            precision="bfloat16" if encoder.half else "float32",
-            identity=identity,
-            hub_id=hub_id,
-            revision=revision,
-        )
+        chosen: dict[str, Any] = {"layers": layers_text(encoder.layers), "hub_id": hub_id, "revision": revision}
+        return replace(self, identity=identity, precision="bfloat16" if encoder.half else "float32", **chosen)
 
     def load_checked(self) -> Encoder | None:
         """Return the encoder. Raises DataError if it is not the one that the ensemble was fitted with."""

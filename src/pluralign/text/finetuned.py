@@ -9,6 +9,7 @@ members share one base in memory. ``learning.backbone`` trains the models.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,16 +21,9 @@ from pluralign.core.errors import DataError
 from pluralign.core.files import file_sha256, link_folder
 from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
+from pluralign.text import loading
 from pluralign.text.classifier import TRUNCATION, classifier_head, classifier_rewards, remove_head, use_float32_head
 from pluralign.text.encoders import encode
-from pluralign.text.loading import (
-    check_cpu_bfloat16,
-    device_name,
-    folder_identity,
-    loading,
-    model_folder,
-    quiet_transformers,
-)
 from pluralign.text.options import ChosenPrecision
 from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item
@@ -76,21 +70,17 @@ class FinetunedFeatures:
         """
         parts, texts = self.parts(), as_items(items)
 
-        def report(position: int) -> Progress | None:
-            if progress is None:
-                return None
-            return lambda done, total: progress(position * total + done, len(parts) * total)
+        def report(position: int, done: int, total: int) -> None:
+            if progress is not None:
+                progress(position * total + done, len(parts) * total)
 
-        return np.hstack(
-            [encode(texts, part, surface=False, progress=report(position)) for position, part in enumerate(parts)]
-        )
+        read = [encode(texts, part, surface=False, progress=partial(report, i)) for i, part in enumerate(parts)]
+        return np.hstack(read)
 
     def parts(self) -> list["Backbone"]:
         """Return the models as encoders. Each is loaded when it first encodes a text that is not cached."""
         models = _models_of(self)
-        return [
-            Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
-        ]
+        return [Backbone(*one, models) for one in zip(model_folders(self), self.identity, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
@@ -236,15 +226,14 @@ def load_finetuned(
         UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
     """
     adapted = (folder / "adapter_config.json").is_file()
-    source = model_folder(features.base, features.revision) if adapted else folder
-    with loading(folder, "copy the ensemble's folder again, or fit again") as transformers:
-        if precision == "bfloat16" and device_name() == "cpu":
-            check_cpu_bfloat16()
+    source = loading.model_folder(features.base, features.revision) if adapted else folder
+    with loading.loading(folder, "copy the ensemble's folder again, or fit again") as transformers:
+        if precision == "bfloat16" and loading.device_name() == "cpu":
+            loading.check_cpu_bfloat16()
         load = transformers.AutoModelForSequenceClassification.from_pretrained
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        config = transformers.AutoConfig.from_pretrained(
-            source, num_labels=features.outputs if features.method == "joint" else 1
-        )
+        outputs = features.outputs if features.method == "joint" else 1
+        config = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model = load(source, config=config, dtype=precision, use_safetensors=True, ignore_mismatched_sizes=adapted)
         if precision == "bfloat16":
@@ -256,7 +245,7 @@ def load_finetuned(
 
             model = peft.PeftModel.from_pretrained(model, folder, adapter_name=folder.name)
     tokenizer.truncation_side = "left"
-    return model.to(device_name()).eval(), tokenizer
+    return model.to(loading.device_name()).eval(), tokenizer
 
 
 def _read_head(model: Any, folder: Path) -> None:
@@ -277,8 +266,8 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
     import transformers
 
     (folder,) = model_folders(features)
-    source = model_folder(features.base, features.revision) if features.lora else folder
-    with quiet_transformers(), torch.device("meta"):
+    source = loading.model_folder(features.base, features.revision) if features.lora else folder
+    with loading.quiet_transformers(), torch.device("meta"):
         config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
         classifier: Any = transformers.AutoModelForSequenceClassification
         name, _ = classifier_head(classifier.from_config(config))
@@ -308,5 +297,5 @@ def model_identity(folder: Path, features: FinetunedFeatures) -> str:
     for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):
         digest.update(f"{path.name} {file_sha256(path)}".encode())
     if features.lora:
-        digest.update(folder_identity(model_folder(features.base, features.revision)).encode())
+        digest.update(loading.folder_identity(loading.model_folder(features.base, features.revision)).encode())
     return digest.hexdigest()

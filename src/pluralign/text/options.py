@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import changed_options, check_choices, check_seed
+from pluralign.core.options import changed_options, check_choices, check_seed, option
 
 # --- Which layers of a transformer model are used as features: the option ``layers``.
 
@@ -108,22 +108,17 @@ ChosenPrecision: TypeAlias = Literal["float32", "bfloat16"]
 class EncodeOptions:
     """How texts are encoded."""
 
-    encoder: str = field(
-        default="minilm", metadata={"help": "minilm, smollm2, hashing, none, a model folder, or a hub id."}
-    )
-    layers: str = field(
-        default="auto",
-        metadata={
-            "help": "Layers to pool and concatenate, for instance 0,2,4,6 (0: embeddings). auto: four evenly spaced "
-            "layers of an encoder, or the layer at two thirds of a decoder. last: the model's own vector."
-        },
+    encoder: str = option("minilm", "minilm, smollm2, hashing, none, a model folder, or a hub id.")
+    layers: str = option(
+        "auto",
+        "Layers to pool and concatenate, for instance 0,2,4,6 (0: embeddings). auto: four evenly spaced "
+        "layers of an encoder, or the layer at two thirds of a decoder. last: the model's own vector.",
     )
     pooling: Pooling = field(default="mean", metadata={"help": "Pooling of layers: mean over tokens, or last token."})
     precision: Precision = field(
-        default="float32",
-        metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."},
+        default="float32", metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."}
     )
-    surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
+    surface: bool = option(True, "Append surface features: lengths, punctuation, structure.")
 
     def __post_init__(self) -> None:
         parse_layers(self.layers)
@@ -144,22 +139,18 @@ SMALL_MODEL = 1_000_000_000
 class SamplingOptions:
     """How responses are sampled from a language model."""
 
-    temperature: float | None = field(
-        default=None,
-        metadata={
-            "help": "Sampling temperature; higher values give more diverse responses (default: 0.7 for local models "
-            "below 1B parameters, else 1.2)."
-        },
+    temperature: float | None = option(
+        None,
+        "Sampling temperature; higher values give more diverse responses (default: 0.7 for local models "
+        "below 1B parameters, else 1.2).",
     )
-    top_p: float | None = field(
-        default=None,
-        metadata={
-            "help": "Sample from the likeliest tokens with this total probability (default: 0.9 where the default "
-            "temperature is 0.7, else 1: all tokens)."
-        },
+    top_p: float | None = option(
+        None,
+        "Sample from the likeliest tokens with this total probability (default: 0.9 where the default "
+        "temperature is 0.7, else 1: all tokens).",
     )
-    max_new_tokens: int = field(default=256, metadata={"help": "Maximum length of a response, in tokens."})
-    seed: int = field(default=0, metadata={"help": "Random seed; each prompt derives its own seed from it."})
+    max_new_tokens: int = option(256, "Maximum length of a response, in tokens.")
+    seed: int = option(0, "Random seed; each prompt derives its own seed from it.")
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0 < self.temperature <= 10:
@@ -183,30 +174,20 @@ class SamplingOptions:
             SamplingOptions(temperature=1.5, top_p=1.0, max_new_tokens=256, seed=0)
         """
         careful = small and self.temperature is None
-        temperature, top_p = (0.7, 0.9) if careful else (1.2, 1.0)
-        return replace(
-            self,
-            temperature=temperature if self.temperature is None else self.temperature,
-            top_p=top_p if self.top_p is None else self.top_p,
-        )
+        defaults: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9} if careful else {"temperature": 1.2, "top_p": 1.0}
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
     """Which server to sample from, and its limits."""
 
-    base_url: str = field(
-        default="",
-        metadata={
-            "help": "Sample from this server of OpenAI's chat completions API, such as http://localhost:8000/v1."
-        },
+    base_url: str = option(
+        "", "Sample from this server of OpenAI's chat completions API, such as http://localhost:8000/v1."
     )
-    api_key_env: str = field(
-        default="OPENAI_API_KEY",
-        metadata={"help": "Server: environment variable with the API key; it may be unset."},
-    )
-    concurrency: int = field(default=8, metadata={"help": "Server: maximum number of concurrent requests."})
-    timeout: float = field(default=300.0, metadata={"help": "Server: timeout per response, in seconds."})
+    api_key_env: str = option("OPENAI_API_KEY", "Server: environment variable with the API key; it may be unset.")
+    concurrency: int = option(8, "Server: maximum number of concurrent requests.")
+    timeout: float = option(300.0, "Server: timeout per response, in seconds.")
 
     def __post_init__(self) -> None:
         if not self.base_url and (changed := changed_options(self)):
@@ -229,8 +210,6 @@ def _checked_url(url: str) -> str:
     if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
         raise UsageError("the base URL must look like http://localhost:8000/v1 or https://api.example.com/v1.")
     if parts.username is not None or parts.query or parts.fragment:
-        raise UsageError(
-            "the base URL must not contain a password, a query (?) or a fragment (#); put the API key into the "
-            "environment variable that --api-key-env names."
-        )
+        remedy = "put the API key into the environment variable that --api-key-env names"
+        raise UsageError(f"the base URL must not contain a password, a query (?) or a fragment (#); {remedy}.")
     return url.rstrip("/")

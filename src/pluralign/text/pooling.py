@@ -4,7 +4,7 @@ A mean over tokens weighs every token alike. Here each of several heads learns w
 
     z_h = Σ_t softmax_t(q_h·s_t + b_h) s_t,   s_t = LayerNorm(state of token t),   feature_o = Σ_h v_ho·z_h.
 
-Each network has heads of its own. ``learning.backbone.attention`` trains them. This code is also part of the script of
+Each network has heads of its own. ``learning.trained_pooling`` trains them. This code is also part of the script of
 exported ensembles, so it imports torch only where it is used.
 """
 

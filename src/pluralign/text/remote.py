@@ -113,8 +113,8 @@ class ServerModel:
     def _post(self, prompt: PromptLike, settings: Mapping[str, Any]) -> bytes:
         """Return the body of the reply; a setting that the server rejects is left out, and the request repeated."""
         client, openai, sent = self._connected(), _openai(self.options), self._accepted(settings)
+        messages = Prompt(prompt).messages
         try:
-            messages = Prompt(prompt).messages
             reply = client.chat.completions.with_raw_response.create(model=self.model, messages=messages, **sent)
         except openai.APIStatusError as error:
             if error.status_code in (400, 422) and self._is_rejected(sent, error.body):
@@ -125,9 +125,8 @@ class ServerModel:
             raise DataError(problem, remedy="use a longer --timeout, or request fewer or shorter responses") from None
         except openai.APIConnectionError:
             self._models()  # raises UsageError if the server is gone
-            raise DataError(
-                "the server closed the connection on every attempt", remedy="see the server's log"
-            ) from None
+            problem = "the server closed the connection on every attempt"
+            raise DataError(problem, remedy="see the server's log") from None
         return bytes(reply.content)
 
     def _accepted(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,9 +156,8 @@ class ServerModel:
         status, reason = error.status_code, self._reason(error.body)
         if status == 404:
             return self._not_found(reason)
-        if status in (401, 402) or error.code == "insufficient_quota":
-            return self._rejected_key(reason)
-        if status == 403 and not _ABOUT_CONTENT.search(reason.lower()):
+        is_forbidden = status == 403 and not _ABOUT_CONTENT.search(reason.lower())
+        if status in (401, 402) or error.code == "insufficient_quota" or is_forbidden:
             return self._rejected_key(reason)
         if status == 413 or (status in (400, 422) and _TOO_LONG.search(json.dumps(error.body).lower())):
             problem = f"the prompt is too long for the model at {self.options.base_url} ({reason})"
@@ -197,9 +195,8 @@ class ServerModel:
             raise self._rejected_key(self._reason(error.body)) from None
         except openai.APIConnectionError as error:
             reason = self._clean(str(error.__cause__ or "")) or "unknown reason"
-            raise UsageError(
-                f"no server answers at {self.options.base_url} ({reason}); start it, or check --base-url."
-            ) from None
+            server = f"{self.options.base_url} ({reason})"
+            raise UsageError(f"no server answers at {server}; start it, or check --base-url.") from None
         except (openai.APIStatusError, ValueError, RecursionError, KeyError, TypeError):  # DataError is a ValueError
             return []
 
@@ -223,15 +220,11 @@ class ServerModel:
     def _connected(self) -> Any:
         with self._lock:
             if self._client is None:
-                openai = _openai(self.options)
+                openai, url, seconds = _openai(self.options), self.options.base_url, self.options.timeout
+                http = openai.DefaultHttpxClient(event_hooks={"response": [_limit_body(seconds)]})
+                timeout = openai.Timeout(seconds, connect=CONNECT_SECONDS)
                 self._client = openai.OpenAI(
-                    api_key=self._key(),
-                    base_url=self.options.base_url,
-                    timeout=openai.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
-                    max_retries=RETRIES,
-                    http_client=openai.DefaultHttpxClient(
-                        event_hooks={"response": [_limit_body(self.options.timeout)]}
-                    ),
+                    api_key=self._key(), base_url=url, timeout=timeout, max_retries=RETRIES, http_client=http
                 )
             return self._client
 
@@ -295,9 +288,8 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
     read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
     try:
         likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        mass = [
-            sum(math.exp(one["logprob"]) for one in likeliest if one["token"].strip() == letter) for letter in letters
-        ]
+        tokens = [(one["token"].strip(), math.exp(one["logprob"])) for one in likeliest]
+        mass = [sum(prob for token, prob in tokens if token == letter) for letter in letters]
         if sum(mass) > 0:
             return Choice(mass[0] / sum(mass), read, written)
     except (KeyError, IndexError, TypeError, AttributeError):  # the reply has no log-probabilities

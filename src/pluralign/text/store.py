@@ -7,6 +7,7 @@ memory. ``scale`` writes the shards.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -56,11 +57,6 @@ class FeaturesFile:
         """Return the JSON object of the file."""
         return {"format": FORMAT, **vars(self), "settings": dict(self.settings)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
-        """Read the JSON object of the file. Raises TypeError if a value is missing or has the wrong type."""
-        return from_json(cls, values)
-
 
 def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
     """Read ``features.json`` in a folder. Raises DataError if it is missing or not ours."""
@@ -69,22 +65,17 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
         unfinished = Path(folder).is_dir() and any(Path(folder).iterdir())
         remedy = "run the same pluralign encode again to finish it" if unfinished else "check the path"
         raise DataError(f"there is no {FEATURES_FILE} in it", file=str(folder), remedy=remedy)
-    unknown = DataError(
-        "it does not describe features", file=str(path), remedy="name a folder that pluralign encode wrote"
-    )
-    try:
+    values: Any = None
+    with suppress(ValueError, RecursionError):
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise unknown from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise unknown
-    if values.get("format_version") != FORMAT_VERSION:
-        remedy = "run pluralign encode into another folder"
-        raise DataError("it was written by another version of Pluralign", file=str(path), remedy=remedy)
-    try:
-        return FeaturesFile.from_json(values)
-    except TypeError:
-        raise unknown from None
+    if isinstance(values, dict) and values.get("format") == FORMAT:
+        if values.get("format_version") != FORMAT_VERSION:
+            remedy = "run pluralign encode into another folder"
+            raise DataError("it was written by another version of Pluralign", file=str(path), remedy=remedy)
+        with suppress(TypeError):
+            return from_json(FeaturesFile, values)
+    remedy = "name a folder that pluralign encode wrote"
+    raise DataError("it does not describe features", file=str(path), remedy=remedy)
 
 
 # --- keys and shards --------------------------------------------------------------------------------------------------
@@ -175,12 +166,10 @@ def _check_same_features(folder: Path, stored: FeaturesFile, text_features: Text
     encoder = text_features.load_checked()
     identity = encoder.identity if encoder else ""
     if stored.identity != identity:
-        raise DataError(
-            f"its vectors are those of {stored.encoder} ({stored.identity or 'no encoder'}), not of "
-            f"{text_features.encoder} ({identity or 'no encoder'})",
-            file=str(folder),
-            remedy="use the same encoder, layers, pooling and precision, or encode again",
-        )
+        theirs, ours = f"{stored.encoder} ({stored.identity or 'no encoder'})", identity or "no encoder"
+        problem = f"its vectors are those of {theirs}, not of {text_features.encoder} ({ours})"
+        remedy = "use the same encoder, layers, pooling and precision, or encode again"
+        raise DataError(problem, file=str(folder), remedy=remedy)
     if text_features.surface != stored.surface:
         has = "has" if stored.surface else "lacks"
         remedy = f"use --{'' if stored.surface else 'no-'}surface here too, or encode again"

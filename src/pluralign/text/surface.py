@@ -9,7 +9,6 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +74,7 @@ NAMES = tuple(_describe(""))
 # --- Hashed words: a text as signed counts of its words and word pairs, without a model.
 
 
-def hashed_words(texts: Sequence[str], dimension: int) -> Any:
+def hashed_words(texts: Sequence[str], dimension: int) -> npt.NDArray[np.float32]:
     """Return ``(n_texts, dimension)`` unit vectors of counts, as float32."""
     vectors = np.zeros((len(texts), dimension), dtype=np.float32)
     for row, text in enumerate(texts):

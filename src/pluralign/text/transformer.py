@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from safetensors import SafetensorError
@@ -32,9 +32,10 @@ CORE_CHARACTERS = 4096
 """Characters per batch of one core, about a thousand tokens: its arrays stay in the core's cache."""
 
 
-def encode_on_cores(
-    inputs: list[Any], lengths: Sequence[int], prepare: Callable[[list[Any]], Any], compute: Callable[[Any], Any]
-) -> Vectors:
+Step: TypeAlias = Callable[[Any], Any]
+
+
+def encode_on_cores(inputs: list[Any], lengths: Sequence[int], prepare: Step, compute: Step) -> Vectors:
     """Return a vector for each input, ``(n_inputs, dimension)``.
 
     Args:
@@ -51,7 +52,7 @@ def encode_on_cores(
 
 
 def map_on_cores(
-    inputs: list[Any], lengths: Sequence[int], prepare: Callable[[list[Any]], Any], compute: Callable[[Any], Any]
+    inputs: list[Any], lengths: Sequence[int], prepare: Step, compute: Step
 ) -> Iterator[tuple[list[int], Any]]:
     """Yield the rows of each batch of inputs, and what ``compute`` returns for them: see ``encode_on_cores``."""
     import torch
@@ -192,10 +193,9 @@ class ModelEncoder:
             body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
         else:
             config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
-            max_tokens = DECODER_MAX_TOKENS if self._is_decoder else None
-            kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
+            kwargs: dict[str, Any] = {"max_seq_length": DECODER_MAX_TOKENS} if self._is_decoder else {}
             with quiet_transformers():
-                body = Transformer(str(self.folder), max_seq_length=max_tokens, **kwargs)
+                body = Transformer(str(self.folder), config_kwargs=config, model_kwargs=precision, **kwargs)
             if body.tokenizer.pad_token is None:
                 body.tokenizer.pad_token = body.tokenizer.eos_token
         mode = "lasttoken" if self.pooling == "last" else "mean"

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet, by_first_appearance
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance, object_array
+from pluralign.votes.prompts import PromptLike
 
 LONGEST_INTEGER = 10_000
 """Bits. Python does not write longer integers as text."""
@@ -95,12 +95,10 @@ class Comparisons:
         """Add the votes of one pair for a, for b and for a tie; one vote if ``finish`` merges."""
         if response_a == response_b:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
-        check_text(response_a, "response_a")
-        check_text(response_b, "response_b")
         self._check_others(annotator, columns or {})
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
-        values = (row, self._intern_prompt(prompt), a, b, *votes)
+        values = (row, self._prompts.setdefault(prompt, len(self._prompts)), a, b, *votes)
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
         self._annotators.append(annotator)
@@ -129,8 +127,6 @@ class Comparisons:
         if len(responses) < 2:
             have = "only one response" if responses else "no response"
             raise RowError("a single response", f"the prompt has {have}", "give at least two responses")
-        for text in responses:
-            check_text(text, "response")
         self._check_others(annotator, columns or {})
         ids = np.array([self._responses.setdefault(text, len(self._responses)) for text in responses])
         first, second = np.triu_indices(len(responses), k=1)
@@ -140,19 +136,14 @@ class Comparisons:
         votes_b = (scores[first] < scores[second]).sum(axis=1)
         ties = (scores[first] == scores[second]).sum(axis=1)
         n = len(first)
-        constant = np.full(n, row), np.full(n, self._intern_prompt(prompt))
-        for numbers, values in zip(
-            self._numbers.values(), (*constant, ids[first], ids[second], votes_a, votes_b, ties), strict=True
-        ):
+        same_row, same_prompt = np.full(n, row), np.full(n, self._prompts.setdefault(prompt, len(self._prompts)))
+        arrays = (same_row, same_prompt, ids[first], ids[second], votes_a, votes_b, ties)
+        for numbers, values in zip(self._numbers.values(), arrays, strict=True):
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
         self._annotators.extend([annotator] * n)
         self._keep(columns or {}, n)
         if same.any():  # raised last, so that skipping bad rows drops only these pairs
             raise RowError("identical responses", "two of the responses are the same text", "give each response once")
-
-    def _intern_prompt(self, prompt: PromptLike) -> int:
-        check_prompt(prompt)
-        return self._prompts.setdefault(prompt, len(self._prompts))
 
     def _check_others(self, annotator: Any, columns: Mapping[str, Any]) -> None:
         """Raise a ``RowError`` for an annotator that is no id, and for further columns that cannot be saved."""
@@ -161,9 +152,9 @@ class Comparisons:
             raise RowError("wrong type", problem, "give one id per vote")
         for name, value in columns.items():
             if name not in self._columns:
-                check_text(name, "the name of a column")
+                checked_text(name, "the name of a column")
             if isinstance(value, str):
-                check_text(value, name)
+                checked_text(value, name)
             elif isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
                 raise RowError("huge number", f"{name} is an integer of thousands of digits", "write it as a text")
 
@@ -229,11 +220,10 @@ class Comparisons:
                 self._dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
                 counts = ~repeated
             else:
-                logger.warning(
-                    "%d votes repeat an annotator's vote on the same pair and are counted; "
-                    "--repeats first counts one of them",
-                    repeated.sum(),
+                message = (
+                    "%d votes repeat an annotator's vote on the same pair and are counted; --repeats first counts one"
                 )
+                logger.warning(message, repeated.sum())
         order, pair = by_first_appearance(group)
         rows = first[order]
         swapped = a != a[rows][pair]
@@ -294,9 +284,7 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
     have = "no vote" if counted == 0 else "only one vote" if counted == 1 else f"only {counted} votes"
     if ties:
         have += f" and {ties} tie{'s' * (ties > 1)}"
-    remedies = ["use --ties half to count ties"] if ties else []
-    if not ties and not counted:
-        remedies.append("give only pairs with votes")
+    remedies = ["use --ties half to count ties"] if ties else [] if counted else ["give only pairs with votes"]
     if counted:
         remedies.append(f"use --min-votes {counted} to keep such pairs (one vote shows no disagreement)")
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))
@@ -331,22 +319,14 @@ def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:
         return np.array(values)
     if kinds <= {int, float, type(None)} and kinds != {type(None)} and exact:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-    result = np.empty(n, dtype=object)
-    result[:] = [value if value is None or isinstance(value, str) else str(value) for value in values]
-    return result
+    return object_array(value if value is None or isinstance(value, str) else str(value) for value in values)
 
 
-def check_prompt(prompt: PromptLike) -> None:
-    """Raise a ``RowError`` for a prompt with a role or a text that cannot be encoded as UTF-8."""
-    for turn in Prompt(prompt).turns:
-        check_text(turn.content, "prompt")
-        check_text(turn.role, "a role of the prompt")
-
-
-def check_text(text: str, what: str) -> None:
-    """Raise a ``RowError`` for text that cannot be encoded as UTF-8."""
+def checked_text(text: str, what: str) -> str:
+    """Return a text. Raises a ``RowError`` if it cannot be encoded as UTF-8."""
     try:
         if not text.isascii():
             text.encode()
+        return text
     except UnicodeEncodeError:
         raise RowError("broken text", f"{what} is not valid UTF-8", "save the file as UTF-8") from None

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.types import Progress
-from pluralign.votes.builder import RowError, check_prompt, check_text
+from pluralign.votes.builder import RowError
 from pluralign.votes.layouts import is_layout, peeked, read_comparisons
 from pluralign.votes.load import VotesLike, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
@@ -77,15 +77,10 @@ def load_candidates(source: CandidatesLike, progress: Progress | None = None) ->
 
 
 def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
-    prompt = read_prompt(record.get("prompt"))
-    check_prompt(prompt)
-    given = record.get("responses")
+    prompt, given = read_prompt(record.get("prompt")), record.get("responses")
     if not isinstance(given, list) or not given:
         raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')
-    responses = [read_response(value, f"response {position}") for position, value in enumerate(given, 1)]
-    for position, response in enumerate(responses, 1):
-        check_text(response, f"response {position}")
-    return prompt, responses
+    return prompt, [read_response(value, f"response {position}") for position, value in enumerate(given, 1)]
 
 
 def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates]:
@@ -99,19 +94,13 @@ def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates
         >>> candidates_of(votes)
         [Candidates(prompt='Tea?', responses=('Yes.', 'No.', 'Rum.'), repeats=0)]
     """
-    items = preferences.items()
-    return [
-        Candidates(
-            preferences.prompts[items.prompt_index[rows[0]]], tuple(preferences.responses[items.response_index[rows]])
-        )
-        for rows in rows_by_prompt(preferences)
-        if len(rows) >= least
-    ]
+    texts = preferences.responses[preferences.items().response_index]
+    by_prompt = zip(preferences.prompts, rows_by_prompt(preferences), strict=True)
+    return [Candidates(prompt, tuple(texts[rows])) for prompt, rows in by_prompt if len(rows) >= least]
 
 
 def rows_by_prompt(preferences: PreferenceSet) -> list[npt.NDArray[np.int64]]:
     """Return the rows of ``preferences.items()`` of each prompt, in the order of ``preferences.prompts``."""
     prompt_index = preferences.items().prompt_index  # sorted: see ``items``
-    return (
-        np.split(np.arange(len(prompt_index)), np.flatnonzero(np.diff(prompt_index)) + 1) if len(prompt_index) else []
-    )
+    rows = np.split(np.arange(len(prompt_index)), np.flatnonzero(np.diff(prompt_index)) + 1)
+    return rows if len(prompt_index) else []

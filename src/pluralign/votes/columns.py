@@ -4,7 +4,6 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from pluralign.core.errors import DataError, did_you_mean
 from pluralign.votes.builder import BadRows
@@ -134,10 +133,12 @@ def rename_columns(
         for theirs, ours in new_name.items():
             if theirs != ours and ours in record and theirs in record and ours not in new_name:
                 problem = f"--rename {ours}={theirs} is not possible, because both columns exist"
-                raise DataError(
-                    problem, file=bad.file, row=row, remedy="leave the option out, or remove one of the two"
-                )
-        renamed = {new_name.get(name, name): _typed(value, new_name.get(name)) for name, value in record.items()}
+                remedy = "leave the option out, or remove one of the two"
+                raise DataError(problem, file=bad.file, row=row, remedy=remedy)
+        renamed = {new_name.get(name, name): value for name, value in record.items()}
+        # All columns that a CSV file names in its own way are text.
+        typed = [name for name in rename if name not in TEXT_COLUMNS and isinstance(renamed.get(name), str)]
+        renamed |= {name: parse_cell(name, renamed[name]) for name in typed}
         if first:
             if unseen and not is_layout(renamed):
                 raise _no_column(rename, unseen, list(columns), bad.file)
@@ -148,15 +149,6 @@ def rename_columns(
         yield row, renamed
     if unseen and columns:
         raise _no_column(rename, unseen, list(columns), bad.file)
-
-
-def _typed(value: Any, new_name: str | None) -> Any:
-    """Return a value of a renamed column in the type of its new name: all columns that a CSV file names in its own way
-    are text.
-    """
-    if new_name is None or new_name in TEXT_COLUMNS or not isinstance(value, str):
-        return value
-    return parse_cell(new_name, value)
 
 
 def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequence[str], file: str) -> DataError:

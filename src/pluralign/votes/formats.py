@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_reason
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.builder import BadRows, RowError, checked_text
 from pluralign.votes.values import Record, parse_cell
 
 CHUNK = 2**16
@@ -103,6 +104,14 @@ def read_records(
         yield from _csv_records(lines, bad)
 
 
+def file_records(
+    path: Path, bad: BadRows, progress: Progress | None = None, *, only_json: bool = False
+) -> Iterator[tuple[int, Record]]:
+    """Yield the records of a file: see ``read_records``."""
+    with path.open("rb") as stream:
+        yield from read_records(stream, bad, progress, only_json=only_json)
+
+
 def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]:
     if progress is None:
         return lambda: None
@@ -134,47 +143,39 @@ def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Itera
     report()
 
 
-def _decode(line: bytes) -> str:
-    try:
-        return line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8")
-    except UnicodeDecodeError as error:
-        problem = f"byte {error.start + 1} of the line is not valid UTF-8"
-        raise RowError("broken UTF-8", problem, "save the file as UTF-8") from None
-
-
 def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
     for row, line in lines:
-        with bad.row(row):
-            text = _decode(line)
+        try:
+            text = line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8")
             if not text.strip():
                 continue
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                remedy = "write one JSON object per line"
-                raise RowError("not JSON", f"the line is not JSON ({_reason(error)})", remedy) from None
-            if not isinstance(record, dict):
-                problem = f"the line holds a {type(record).__name__}"
-                raise RowError("not an object", problem, "write one object per line")
-            yield row, record
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos + 1}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            record = json.loads(text)
+            if isinstance(record, dict):
+                yield row, record
+                continue
+            problem, kind = f"the line holds a {type(record).__name__}", "not an object"
+        except UnicodeDecodeError as error:
+            problem = f"byte {error.start + 1} of the line is not valid UTF-8"
+            bad.report(row, RowError("broken UTF-8", problem, "save the file as UTF-8"))
+            continue
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg} at character {error.pos + 1}"
+            problem, kind = f"the line is not JSON ({reason})", "not JSON"
+        bad.report(row, RowError(kind, problem, "write one JSON object per line"))
 
 
 def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
     # Bytes that are not UTF-8 become surrogates, so that the lines of a quoted field stay together.
     texts = (line.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff") for _, line in lines)
     first = next(texts, "")
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of the whole process; the default is 128 kB
     delimiter = max(",\t;", key=first.count)
     reader = csv.reader(itertools.chain([first], texts), strict=True, delimiter=delimiter)
     header: list[str] = []
     for row in itertools.count():
         with bad.row(row):
+            limit = csv.field_size_limit(LONGEST_LINE)  # of the whole process; the default is 128 kB
             try:
                 cells = next(reader)
             except StopIteration:
@@ -182,21 +183,27 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
             except csv.Error as error:
                 remedy = 'close every quote and double quotes inside: ""'
                 raise RowError("not CSV", f"the row is not CSV ({error})", remedy) from None
+            finally:
+                csv.field_size_limit(limit)
             if not header:
                 header = [name.strip() for name in cells]
-                if len(set(header)) != len(header):
-                    raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
-                continue
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                problem = f"the row has {len(cells)} fields and the header {len(header)}"
-                raise RowError("wrong number of fields", problem, "quote fields that hold commas or line ends")
-            try:
-                "".join(cells).encode()
-            except UnicodeEncodeError:
-                raise RowError("broken UTF-8", "the row is not valid UTF-8", "save the file as UTF-8") from None
-            yield row, {name: parse_cell(name, cell) for name, cell in zip(header, cells, strict=True)}
+                check_distinct(header, bad)
+            elif cells:
+                yield row, _csv_record(header, cells)
+
+
+def _csv_record(header: list[str], cells: list[str]) -> Record:
+    if len(cells) != len(header):
+        problem = f"the row has {len(cells)} fields and the header {len(header)}"
+        raise RowError("wrong number of fields", problem, "quote fields that hold commas or line ends")
+    checked_text("".join(cells), "the row")
+    return {name: parse_cell(name, cell) for name, cell in zip(header, cells, strict=True)}
+
+
+def check_distinct(names: list[str], bad: BadRows) -> None:
+    """Raise ``DataError`` if two columns have the same name."""
+    if len(set(names)) != len(names):
+        raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
 
 
 def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -204,8 +211,7 @@ def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> It
         seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
         file = pq.ParquetFile(seekable)
         names = file.schema_arrow.names
-        if len(set(names)) != len(names):
-            raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
+        check_distinct(names, bad)
         # Times are never votes or texts, and some of them have no Python value.
         columns = [column.name for column in file.schema_arrow if not pa.types.is_temporal(column.type)]
         row = 0
@@ -215,9 +221,8 @@ def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> It
             if progress:
                 progress(row, file.metadata.num_rows)
     except (pa.ArrowException, OSError, EOFError) as error:  # EOFError: damaged gzip data
-        raise DataError(
-            f"the Parquet file cannot be read ({one_line(error)})", file=bad.file, remedy="write or fetch it again"
-        ) from None
+        problem = f"the Parquet file cannot be read ({one_line(error)})"
+        raise DataError(problem, file=bad.file, remedy="write or fetch it again") from None
 
 
 def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator[tuple[int, Record]]:
@@ -255,10 +260,9 @@ def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Rec
     try:
         dataset = datasets.load_dataset(identifier, config or None)
     except Exception as error:  # the hub raises many unrelated types for "not found" and "no network"
+        remedy = "check the id and the network, or download its files and name one of them"
         raise DataError(
-            f"the dataset could not be loaded ({hub_reason(error)})",
-            file=f"hf:{name}",
-            remedy="check the id and the network, or download its files and name one of them",
+            f"the dataset could not be loaded ({hub_reason(error)})", file=f"hf:{name}", remedy=remedy
         ) from error
     yield from dataset_records(dataset, progress)
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pluralign.core.arrays import IndexArray
 from pluralign.core.errors import UsageError
-from pluralign.votes.builder import RowError, check_prompt, check_text
+from pluralign.votes.builder import RowError, checked_text
 from pluralign.votes.layouts import peeked, read_comparisons
 from pluralign.votes.load import DataFrameLike, VotesLike, is_table, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
-from pluralign.votes.prompts import Item, Message, PromptLike
+from pluralign.votes.prompts import Item
 from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
 
 ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike
@@ -53,22 +53,10 @@ def _as_item(item: Any, position: int) -> Item:
             prompt, response = item
         else:
             raise RowError("", f"it is {shown(item)}", "")
-        return _text_or_chat(prompt), _checked_response(response, "the response")
+        text = checked_text(prompt, "prompt") if isinstance(prompt, str) else read_messages(prompt, "the prompt")
+        return text, read_response(response, "the response")
     except RowError as error:
         raise UsageError(f"items[{position}] cannot be scored: {error.problem}; {_FORM}.") from None
-
-
-def _text_or_chat(value: Any) -> PromptLike:
-    is_ready = isinstance(value, str) or (isinstance(value, tuple) and all(isinstance(turn, Message) for turn in value))
-    prompt: PromptLike = value if is_ready else read_messages(value, "the prompt")
-    check_prompt(prompt)
-    return prompt
-
-
-def _checked_response(value: Any, name: str) -> str:
-    text = read_response(value, name)
-    check_text(text, name)
-    return text
 
 
 class PairTexts(NamedTuple):
@@ -113,5 +101,4 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
 
 def _read_pair(record: Record) -> list[Item]:
     prompt = read_prompt(record.get("prompt"))
-    check_prompt(prompt)
-    return [(prompt, _checked_response(record.get(name), name)) for name in ("response_a", "response_b")]
+    return [(prompt, read_response(record.get(name), name)) for name in ("response_a", "response_b")]

@@ -45,49 +45,41 @@ _VOTES = {
     **dict.fromkeys(("b", "right", "second", *(f"{noun}_b" for noun in _NOUNS)), B),
     **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "tie (bothbad)", "tie_(bothbad)"), TIE),
 }
-_ZERO = frozenset({"0", "0.0"})
-_TWO = frozenset({"2", "2.0", *(f"{noun}_2" for noun in _NOUNS)})
+_SECOND = dict.fromkeys(("0", "0.0"), "0") | dict.fromkeys(("2", "2.0", *(f"{noun}_2" for noun in _NOUNS)), "2")
+"""Numbers that mean response b: if votes are yes or no, and if responses are numbered."""
 _NUMBERED_FROM_0 = frozenset(f"{noun}_0" for noun in _NOUNS)
 
 
-class VoteReader:
-    """Reads the column ``vote`` of one file.
+def _read_vote(value: Any, numbers: set[str], file: str, row: int) -> tuple[int, int, int]:
+    """Return the votes for a, for b and for a tie: one of them is 1.
 
     1 and 0 answer "does the voter prefer response_a?". A column of 1 and 2 numbers the responses. A column with both 0
     and 2 has no clear meaning and raises ``DataError``, also if bad rows are skipped.
+
+    Args:
+        value: the cell.
+        numbers: how the rows before write a vote for response b as a number: 0 or 2. This row's is added.
+        file: for errors.
+        row: for errors.
     """
-
-    def __init__(self, bad: BadRows) -> None:
-        self._bad = bad
-        self._second: str | None = None
-        """How this file writes a vote for response b as a number: 0 or 2."""
-
-    def read(self, record: Record, row: int) -> tuple[int, int, int]:
-        """Return the votes for a, for b and for a tie: one of them is 1."""
-        value = record.get("vote")
-        if value is None or (isinstance(value, float) and value != value):
-            raise missing("vote")
-        text = "" if isinstance(value, bool) or not _is_plain(value) else str(value).strip().lower()
-        text = text.replace(" ", "_").replace("-", "_") if text not in _VOTES else text
-        if text in _VOTES:
-            return _VOTES[text]
-        if text in _NUMBERED_FROM_0:
-            self._refuse(row, f"vote is {shown(value)}, and responses counted from 0 and from 1 are easily confused")
-        if text in _ZERO or text in _TWO:
-            number = "0" if text in _ZERO else "2"
-            if self._second not in (None, number):
-                self._refuse(row, "vote is 0 in one row and 2 in another, so the number of response_a is unclear")
-            self._second = number
+    if value is None or (isinstance(value, float) and value != value):
+        raise missing("vote")
+    is_plain = isinstance(value, str) or (isinstance(value, int | float) and abs(value) < 10)
+    text = str(value).strip().lower() if is_plain and not isinstance(value, bool) else ""
+    text = text.replace(" ", "_").replace("-", "_") if text not in _VOTES else text
+    if text in _VOTES:
+        return _VOTES[text]
+    if text in _NUMBERED_FROM_0:
+        problem = f"vote is {shown(value)}, and responses counted from 0 and from 1 are easily confused"
+    elif text in _SECOND:
+        numbers.add(_SECOND[text])
+        if len(numbers) == 1:
             return B
+        problem = "vote is 0 in one row and 2 in another, so the number of response_a is unclear"
+    else:
         remedy = "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)"
         raise RowError("unknown vote", f"vote is {shown(value)}", remedy)
-
-    def _refuse(self, row: int, problem: str) -> None:
-        raise DataError(problem, file=self._bad.file, row=row, remedy="write a, b or tie")
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, int | float) and abs(value) < 10)
+    raise DataError(problem, file=file, row=row, remedy="write a, b or tie")
 
 
 SHARE_TOLERANCE = 0.005
@@ -123,10 +115,11 @@ def _wide(record: Record, row: int, into: Comparisons) -> None:
 
 
 def _read_long(records: Records, into: Comparisons) -> None:
-    votes = VoteReader(into.bad)
+    numbers: set[str] = set()
 
     def read_row(record: Record, row: int, into: Comparisons) -> None:
-        _add_pair(record, row, into, votes.read(record, row), annotator=_voter(record))
+        votes = _read_vote(record.get("vote"), numbers, into.bad.file, row)
+        _add_pair(record, row, into, votes, annotator=_voter(record))
 
     each(read_row)(records, into)
 
@@ -200,9 +193,8 @@ def _score_columns(record: Record, row: int, into: Comparisons) -> None:
         raise RowError("wrong name", f"the column {odd[0]} is not numbered as 1, 2, 3, …", "rename the column")
     raters = list(dict.fromkeys(match[2] for name in record if (match := RATING_COLUMN.fullmatch(name))))
     answers = [read_response(record[f"response_{i}"], f"response_{i}") for i in numbers]
-    scores = np.array(
-        [[read_number(record.get(f"response_{i}_{r}"), f"response_{i}_{r}") for r in raters] for i in numbers]
-    )
+    names = [[f"response_{i}_{rater}" for rater in raters] for i in numbers]
+    scores = np.array([[read_number(record.get(name), name) for name in of_response] for of_response in names])
     if np.isnan(scores).all():
         raise missing("every response_{i}_{rater}")
     others = {name: value for name, value in _others(record).items() if not name.startswith("response_")}
@@ -224,7 +216,7 @@ class _ScoredResponse:
     record: Record
 
 
-def _read_one_response_per_row(records: Records, into: Comparisons) -> None:
+def _read_responses(records: Records, into: Comparisons) -> None:
     """Group rows by prompt; each row is one response with its raters' scores.
 
     Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
@@ -281,12 +273,22 @@ class Layout:
     name: str
     needs: str
     """Its columns, for messages and documentation."""
-    matches: Callable[[Collection[str]], bool]
     read: Reader
+    match: Callable[[Collection[str]], bool] | None = None
+    """Whether columns form this layout; by default, if all of ``needs`` but the prompt are among them."""
     merge: bool = False
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
+
+    @property
+    def words(self) -> list[str]:
+        """The names of the columns in ``needs``, without optional ones."""
+        return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", self.needs)) if word.islower()]
+
+    def matches(self, columns: Collection[str]) -> bool:
+        """Return whether columns form this layout."""
+        return self.match(columns) if self.match else {*self.words, "prompt"} <= {*columns, "prompt"}
 
 
 def each(read_row: Callable[[Record, int, Comparisons], None]) -> Reader:
@@ -294,36 +296,33 @@ def each(read_row: Callable[[Record, int, Comparisons], None]) -> Reader:
 
     def read(records: Records, into: Comparisons) -> None:
         for row, record in records:
-            with into.bad.row(row):
+            try:  # bad.row would take a tenth of the time of reading a file
                 read_row(record, row, into)
+            except RowError as error:
+                into.bad.report(row, error)
 
     return read
-
-
-def _has(*names: str) -> Callable[[Collection[str]], bool]:
-    return lambda columns: all(name in columns for name in names)
 
 
 def _has_score_columns(columns: Collection[str]) -> bool:
     return "response_1" in columns and any(RATING_COLUMN.fullmatch(name) for name in columns)
 
 
+def _has_response_score(columns: Collection[str]) -> bool:
+    return "response" in columns and any(map(_is_score, columns))
+
+
 _PAIR = "prompt, response_a, response_b"
 LAYOUTS = (
-    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), each(_chosen), merge=True, min_votes=1),
-    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), each(_wide)),
-    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), each(_wide)),
-    Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _read_long, merge=True),
-    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), each(_rankings)),
-    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), each(_rankings), merge=True),
-    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), each(_score_lists)),
-    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, each(_score_columns)),
-    Layout(
-        "one response per row",
-        "prompt, response, scores (or score_RATER …)",
-        lambda columns: "response" in columns and any(map(_is_score, columns)),
-        _read_one_response_per_row,
-    ),
+    Layout("trl", "prompt, chosen, rejected", each(_chosen), merge=True, min_votes=1),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide)),
+    Layout("share", f"{_PAIR}, prob_a, n", each(_wide)),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _read_long, merge=True),
+    Layout("rankings", "prompt, responses, rankings", each(_rankings)),
+    Layout("ranking", "prompt, responses, ranking", each(_rankings), merge=True),
+    Layout("score lists", "prompt, responses, scores", each(_score_lists)),
+    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", each(_score_columns), _has_score_columns),
+    Layout("one response per row", "prompt, response, scores (or score_RATER …)", _read_responses, _has_response_score),
 )
 """All layouts, in the order in which they are tried."""
 
@@ -338,31 +337,23 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     for layout in LAYOUTS:
         if layout.matches(columns):
             return layout
-
-    def words(layout: Layout) -> list[str]:
-        return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", layout.needs)) if word.islower()]
-
-    guesses = {layout.name: guess_columns(words(layout), columns) for layout in LAYOUTS}
+    guesses = {layout.name: guess_columns(layout.words, columns) for layout in LAYOUTS}
     listed = ", ".join(columns) or "(none)"
     for layout in LAYOUTS:
         guess = guesses[layout.name]
-        if guess and layout.matches([*guess, *columns]) and set(words(layout)) <= {*guess, *columns}:
+        if guess and layout.matches([*guess, *columns]) and set(layout.words) <= {*guess, *columns}:
             remedy = f"use {rename_options(guess)}"
             raise DataError(f"no known layout has the columns {listed}", file=file, row=1, remedy=remedy)
 
     def covered(layout: Layout) -> float:
-        return len(set(words(layout)) & {*guesses[layout.name], *columns}) / len(words(layout))
+        return len(set(layout.words) & {*guesses[layout.name], *columns}) / len(layout.words)
 
     nearest = max(LAYOUTS, key=covered)
-    absent = [word for word in words(nearest) if word not in columns]
+    absent = [word for word in nearest.words if word not in columns]
     renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
-    raise DataError(
-        f"no known layout has the columns {listed}; the nearest layout, {nearest.needs}, "
-        f"also needs {', '.join(absent)}",
-        file=file,
-        row=1,
-        remedy=f"use {rename_options(renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts",
-    )
+    nearest_is = f"the nearest layout, {nearest.needs}, also needs {', '.join(absent)}"
+    remedy = f"use {rename_options(renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts"
+    raise DataError(f"no known layout has the columns {listed}; {nearest_is}", file=file, row=1, remedy=remedy)
 
 
 def peeked(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Record, Iterator[tuple[int, Record]]]:

@@ -17,7 +17,7 @@ from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
 from pluralign.votes.columns import rename_columns
-from pluralign.votes.formats import dataset_records, hub_records, read_records
+from pluralign.votes.formats import check_distinct, dataset_records, file_records, hub_records, read_records
 from pluralign.votes.layouts import is_layout, read_comparisons
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
@@ -181,7 +181,7 @@ def _records(source: VoteSource, bad: BadRows, progress: Progress | None) -> Ite
             return read_records(sys.stdin.buffer, bad, progress)
         path = _existing_file(source)
         bad.file = str(path)
-        return _file_records(path, bad, progress)
+        return file_records(path, bad, progress)
     if hasattr(source, "read"):
         bad.file = str(getattr(source, "name", "a stream"))
         return read_records(source, bad, progress)
@@ -199,8 +199,7 @@ def _records(source: VoteSource, bad: BadRows, progress: Progress | None) -> Ite
 def _frame_records(frame: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
     """Yield the rows of a pandas DataFrame; its missing values are nulls."""
     names = [str(name) for name in frame.columns]
-    if len(set(names)) != len(names):
-        raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
+    check_distinct(names, bad)
     values = []
     for position in range(len(names)):
         column = frame.iloc[:, position]
@@ -230,14 +229,6 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
         remedy = "name the ensemble first, then a file of votes"
         raise DataError("it is the folder of an ensemble, not votes", file=str(path), remedy=remedy)
     if path.is_dir():
-        raise DataError(
-            "it is a folder",
-            file=str(path),
-            remedy=f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}",
-        )
+        remedy = f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}"
+        raise DataError("it is a folder", file=str(path), remedy=remedy)
     return path
-
-
-def _file_records(path: Path, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
-    with path.open("rb") as stream:
-        yield from read_records(stream, bad, progress)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import changed_options, check_choices
+from pluralign.core.options import changed_options, check_choices, option
 
 TieRule: TypeAlias = Literal["drop", "half", "fixed"]
 Repeats: TypeAlias = Literal["count", "first"]
@@ -26,9 +26,8 @@ class LoadOptions:
             "votes, with ties against the response that has more votes, as the paper's shares of MultiPref."
         },
     )
-    min_votes: int | None = field(
-        default=None,
-        metadata={"help": "Minimum votes per pair (default: 2, or 1 for chosen/rejected rows and most known sets)."},
+    min_votes: int | None = option(
+        None, "Minimum votes per pair (default: 2, or 1 for chosen/rejected rows and most known sets)."
     )
     repeats: Repeats = field(
         default="count", metadata={"help": "Count every vote, or only the first vote of an annotator on a pair."}
@@ -39,10 +38,9 @@ class LoadOptions:
             "help": "Use the official split if the data has one, or ignore it and hold out a share of the prompts."
         },
     )
-    skip_bad: bool = field(default=False, metadata={"help": "Drop invalid rows and report how many of each kind."})
+    skip_bad: bool = option(False, "Drop invalid rows and report how many of each kind.")
     rename: Mapping[str, str] = field(
-        default_factory=dict,
-        metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
+        default_factory=dict, metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."}
     )
 
     def __post_init__(self) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.hub import hub_folder
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.formats import read_records
+from pluralign.votes.builder import BadRows, Comparisons, RowError, checked_text
+from pluralign.votes.formats import file_records
 from pluralign.votes.layouts import Reader, each
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -34,7 +34,7 @@ class KnownSet:
     hub: str
     layouts: tuple[str, ...]
     """File patterns separated by spaces, that of the hub first. The first layout with all files present is read."""
-    read: Reader
+    read: Reader = lambda *_: None
     also: str = ""
     """Optional files that are read before the others."""
     revision: str | None = None
@@ -79,13 +79,12 @@ def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Ite
     sizes = [path.stat().st_size for path in files]
     for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
         bad.file = str(path)
-        part = _part(progress, before, size, sum(sizes)) if progress else None
-        with path.open("rb") as stream:
-            yield from read_records(stream, bad, part)
 
+        def report(done: int, total: int, before: int = before, size: int = size) -> None:
+            if progress:
+                progress(before + (size * done // total if total else 0), sum(sizes))
 
-def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
-    return lambda done, total: progress(before + (size * done // total if total else 0), whole)
+        yield from file_records(path, bad, report)
 
 
 # --- shared by all sets -----------------------------------------------------------------------------------------------
@@ -98,7 +97,7 @@ def _invalid(kind: str, problem: str) -> RowError:
 def _text(record: Record, name: str) -> str:
     if not isinstance(value := record.get(name), str):
         raise _invalid("missing value", f"there is no text in {name}")
-    return value
+    return checked_text(value, name)
 
 
 def _entries(record: Record, name: str) -> list[Mapping[str, Any]]:
@@ -133,6 +132,20 @@ def _chat(text: str) -> PromptLike:
 
 # --- the sets ---------------------------------------------------------------------------------------------------------
 
+KNOWN_SETS: dict[str, Callable[[str, LoadOptions, Progress | None], PreferenceSet]] = {}
+"""The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
+
+
+def _published(name: str, hub: str, *layouts: str, **others: Any) -> Callable[[Reader], Reader]:
+    """Add the set that a function reads to ``KNOWN_SETS``; for the arguments see ``KnownSet``."""
+
+    def add(read: Reader) -> Reader:
+        KNOWN_SETS[name] = KnownSet(name, hub, layouts, read, **others)
+        return read
+
+    return add
+
+
 MULTIPREF_VOTES = {
     "A-is-clearly-better": (1, 0, 0),
     "A-is-slightly-better": (1, 0, 0),
@@ -145,6 +158,10 @@ _MULTIPREF_COLUMNS = (
 )  # fmt: skip
 
 
+@_published(
+    "multipref", "allenai/multipref", "data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl", merge=True
+)
+@each
 def _multipref(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = read_prompt(_text(record, "text")), _text(record, "completion_a"), _text(record, "completion_b")
     votes = []
@@ -165,6 +182,13 @@ _RESPONSES = [f"response_{i}" for i in range(1, 9)]
 _SCORES = [[f"{response}_{rater}" for rater in PERSONALLLM_RATERS] for response in _RESPONSES]
 
 
+@_published(
+    "personalllm",
+    "namkoong-lab/PersonalLLM",
+    "data/train-*.parquet data/test-*.parquet",
+    "train-*.parquet test-*.parquet",
+)
+@each
 def _personalllm(record: Record, row: int, into: Comparisons) -> None:
     prompt = read_prompt(_text(record, "prompt"))
     try:
@@ -181,9 +205,18 @@ def _personalllm(record: Record, row: int, into: Comparisons) -> None:
     into.bad.count("missing scores", int(np.isnan(scores[kept]).sum()))
     columns = {"split": _split(into), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
     if len(kept) > 1:
-        into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
+        answers = [checked_text(texts[i], _RESPONSES[i]) for i in kept]
+        into.add_all_pairs(row, prompt, answers, scores[kept], columns=columns)
 
 
+@_published(
+    "helpsteer2",
+    "nvidia/HelpSteer2",
+    "disagreements/disagreements.jsonl.gz",
+    "disagreements.jsonl.gz",
+    also="validation.jsonl.gz train.jsonl.gz",  # in this order: a prompt in both is a training prompt
+    merge=True,
+)
 def _read_helpsteer2(rows: Records, into: Comparisons) -> None:
     """Pair the responses of a prompt in file order. The i-th ratings of both are from the same annotator."""
     split_of: dict[str, str] = {}
@@ -227,12 +260,16 @@ def _count_strengths(record: Record, name: str, strength: str, into: Comparisons
     return for_first, sum(value > 0 for value in given), given.count(0)
 
 
+@_published("helpsteer2-preference", "nvidia/HelpSteer2", "preference/preference.jsonl.gz", "preference.jsonl.gz")
+@each
 def _helpsteer2_preference(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = _chat(_text(record, "prompt")), _text(record, "response_1"), _text(record, "response_2")
     votes = _count_strengths(record, "all_preferences_unprocessed", "strength", into)
     into.add(row, prompt, a, b, votes, columns={"split": record.get("split")})
 
 
+@_published("helpsteer3", "nvidia/HelpSteer3", "preference/train.jsonl.gz preference/validation.jsonl.gz")
+@each
 def _helpsteer3(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = read_prompt(record.get("context")), _text(record, "response1"), _text(record, "response2")
     votes = _count_strengths(record, "individual_preference", "score", into)
@@ -240,6 +277,16 @@ def _helpsteer3(record: Record, row: int, into: Comparisons) -> None:
     into.add(row, prompt, a, b, votes, columns=columns)
 
 
+@_published(
+    "tldr",
+    "openai/summarize_from_feedback",
+    "comparisons/train/*.parquet comparisons/validation/*.parquet",
+    "comparisons/*.json",
+    "*.json",
+    revision="refs/convert/parquet",  # the main branch holds a loading script and no data
+    merge=True,
+    min_votes=2,
+)
 def _read_tldr(rows: Records, into: Comparisons) -> None:
     """Read one label per row. Posts with the same id have one prompt, even if their spacing differs between batches."""
     prompts: dict[str, str] = {}
@@ -253,69 +300,14 @@ def _read_tldr(rows: Records, into: Comparisons) -> None:
                 continue
             post, title = _text(info, "post").replace("\n\n", "\n"), info.get("title") or ""
             text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
-            prompt = prompts.setdefault(info.get("id") or text, text)
+            prompt = prompts.setdefault(info.get("id") or text, checked_text(text, "prompt"))
             a, b = (_text(summary, "text").strip() for summary in summaries)
-            columns = {
-                "split": record.get("split"),
-                "subreddit": info.get("subreddit"),
-                "batch": record.get("batch") or Path(into.bad.file).stem,
-            }
+            columns = {"split": record.get("split"), "subreddit": info.get("subreddit")}
+            columns["batch"] = record.get("batch") or Path(into.bad.file).stem
             into.add(row, prompt, a, b, (1 - choice, choice, 0), annotator=record.get("worker"), columns=columns)
 
 
-_SETS = (
-    KnownSet(
-        "multipref",
-        "allenai/multipref",
-        ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
-        each(_multipref),
-        merge=True,
-    ),
-    KnownSet(
-        "personalllm",
-        "namkoong-lab/PersonalLLM",
-        ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet"),
-        each(_personalllm),
-    ),
-    KnownSet(
-        "helpsteer2",
-        "nvidia/HelpSteer2",
-        ("disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"),
-        _read_helpsteer2,
-        also="validation.jsonl.gz train.jsonl.gz",  # in this order: a prompt in both is a training prompt
-        merge=True,
-    ),
-    KnownSet(
-        "helpsteer2-preference",
-        "nvidia/HelpSteer2",
-        ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
-        each(_helpsteer2_preference),
-    ),
-    KnownSet(
-        "helpsteer3",
-        "nvidia/HelpSteer3",
-        ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
-        each(_helpsteer3),
-    ),
-    KnownSet(
-        "tldr",
-        "openai/summarize_from_feedback",
-        ("comparisons/train/*.parquet comparisons/validation/*.parquet", "comparisons/*.json", "*.json"),
-        _read_tldr,
-        revision="refs/convert/parquet",  # the main branch holds a loading script and no data
-        merge=True,
-        min_votes=2,
-    ),
-)
-KNOWN_SETS: Mapping[str, Callable[[str, LoadOptions, Progress | None], PreferenceSet]] = {
-    known.name: known for known in _SETS
-}
-"""The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
-
-
-_PRISM = KnownSet(
-    "prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"), lambda *_: None
-)
+_PRISM = KnownSet("prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"))
 
 
 def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "controversy guided")) -> list[str]:

@@ -38,11 +38,7 @@ def object_array(values: Iterable[Any]) -> ObjectArray:
     """Return values as a one-dimensional array of objects."""
     if isinstance(values, np.ndarray) and values.dtype == object:
         return values
-    values = list(values)
-    array = np.empty(len(values), dtype=object)
-    for position, value in enumerate(values):  # numpy would turn tuples of equal length into a matrix
-        array[position] = value
-    return array
+    return np.fromiter(values, dtype=object)  # np.array would turn tuples of equal length into a matrix
 
 
 def distinct(values: Sequence[Any]) -> tuple[list[Any], IndexArray]:
@@ -169,12 +165,11 @@ class PreferenceSet:
             >>> votes.prob_a
             array([0.6])
         """
-        prompt, a, b = (np.asarray(index, np.int32) for index in (prompt_index, a_index, b_index))
-        for_a, for_b, ties = (
-            np.asarray(votes, np.int64) for votes in (votes_a, votes_b, fields.pop("ties", np.zeros_like(votes_a)))
-        )
-        texts = object_array(prompts), object_array(responses)
-        return cls(*texts, prompt, a, b, for_a, for_b, ties, **fields)._numbered()
+        ties = fields.pop("ties", np.zeros_like(votes_a))
+        arrays: list[Any] = [object_array(prompts), object_array(responses)]
+        arrays += [np.asarray(index, np.int32) for index in (prompt_index, a_index, b_index)]
+        arrays += [np.asarray(votes, np.int64) for votes in (votes_a, votes_b, ties)]
+        return cls(*arrays, **fields)._numbered()
 
     @classmethod
     def from_columns(
@@ -206,15 +201,9 @@ class PreferenceSet:
         prompts, prompt_index = _used(self.prompts, self.prompt_index)
         both = np.stack([self.a_index, self.b_index], axis=1).ravel()
         responses, response_index = _used(self.responses, both)
-        return replace(
-            self,
-            prompts=prompts,
-            responses=responses,
-            prompt_index=prompt_index,
-            a_index=response_index[0::2].copy(),
-            b_index=response_index[1::2].copy(),
-            loaded=None,
-        )._checked()
+        a, b = response_index[0::2].copy(), response_index[1::2].copy()
+        texts: dict[str, Any] = {"prompts": prompts, "responses": responses}
+        return replace(self, **texts, prompt_index=prompt_index, a_index=a, b_index=b, loaded=None)._checked()
 
     def _checked(self) -> "PreferenceSet":
         lengths = {len(array) for array in (self.prompt_index, self.a_index, self.votes_a, self.votes_b, self.ties)}
@@ -226,7 +215,7 @@ class PreferenceSet:
             raise UsageError(f"extra columns must not have the name {name}: rename them.")
         if self.tie_rule not in TIE_RULES:
             raise UsageError(f"tie_rule must be 'drop', 'half' or 'fixed', not {self.tie_rule!r}.")
-        if min(map(_smallest, (self.votes_a, self.votes_b, self.ties))) < 0:
+        if any((counts < 0).any() for counts in (self.votes_a, self.votes_b, self.ties)):
             raise UsageError("vote counts must not be negative.")
         if len(self) and not self.n_votes.min():
             raise UsageError(f"every pair needs a vote that counts, but pair {int(self.n_votes.argmin())} has none.")
@@ -310,11 +299,8 @@ class PreferenceSet:
         both = np.concatenate([self.a_index, self.b_index]).astype(np.int64)
         key = np.tile(self.prompt_index.astype(np.int64), 2) * width + both
         distinct, position = np.unique(key, return_inverse=True)
-        position = position.astype(np.int32)
-        n = len(self)
-        return Items(
-            (distinct // width).astype(np.int32), (distinct % width).astype(np.int32), position[:n], position[n:]
-        )
+        parts = (*np.divmod(distinct, width), *np.split(position, 2))
+        return Items(*(part.astype(np.int32) for part in parts))
 
     def split(self, test_fraction: float | None = None, *, seed: int = 0) -> tuple["PreferenceSet", "PreferenceSet"]:
         """Split into (train, test) by prompt, never by row.
@@ -338,11 +324,8 @@ class PreferenceSet:
     def test_mask(self, test_fraction: float | None = None, *, seed: int = 0) -> Mask:
         """Return which pairs are in the test set of ``split``, ``(n_pairs,)``."""
         if len(self.prompts) < 2:
-            raise DataError(
-                "a split by prompt needs two prompts, and there is one" if len(self) else "there are no votes",
-                file=self.name,
-                remedy="add votes on other prompts",
-            )
+            problem = "a split by prompt needs two prompts, and there is one" if len(self) else "there are no votes"
+            raise DataError(problem, file=self.name, remedy="add votes on other prompts")
         test = prompts_to_hold_out(self.prompts, test_fraction, seed)[self.prompt_index]
         if "split" not in self.columns:
             return test
@@ -404,15 +387,10 @@ class PreferenceSet:
         counts = self.votes_a.tolist(), self.votes_b.tolist(), self.ties.tolist()
         prompts = [Prompt(prompt).json for prompt in self.prompts]
         for row, (votes_a, votes_b, ties) in enumerate(zip(*counts, strict=True)):
-            yield {
-                "prompt": prompts[self.prompt_index[row]],
-                "response_a": self.responses[self.a_index[row]],
-                "response_b": self.responses[self.b_index[row]],
-                "votes_a": votes_a,
-                "votes_b": votes_b,
-                "ties": ties,
-                **{name: values[row] for name, values in columns.items()},
-            }
+            a, b = self.responses[self.a_index[row]], self.responses[self.b_index[row]]
+            texts = {"prompt": prompts[self.prompt_index[row]], "response_a": a, "response_b": b}
+            counted = {"votes_a": votes_a, "votes_b": votes_b, "ties": ties}
+            yield texts | counted | {name: values[row] for name, values in columns.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set to a file, atomically.
@@ -435,15 +413,9 @@ class PreferenceSet:
     def parquet_bytes(self) -> bytes:
         """Return the contents of a Parquet file of ``save``."""
         sink = io.BytesIO()
-        pq.write_table(
-            self.to_table(),
-            sink,
-            compression="zstd",
-            # One row group and one dictionary page per column, so that Parquet also stores each text once.
-            row_group_size=max(len(self), 1),
-            dictionary_pagesize_limit=2**30,
-            write_page_checksum=True,
-        )
+        # One row group and one dictionary page per column, so that Parquet also stores each text once.
+        pages: dict[str, Any] = {"dictionary_pagesize_limit": 2**30, "write_page_checksum": True}
+        pq.write_table(self.to_table(), sink, compression="zstd", row_group_size=max(len(self), 1), **pages)
         return sink.getvalue()
 
     @classmethod
@@ -511,10 +483,6 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())
     name = "+".join(dict.fromkeys(votes.name for votes in sets if votes.name))
     return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name)
-
-
-def _smallest(values: IntArray) -> int:
-    return int(values.min()) if len(values) else 0
 
 
 def texts_of(preferences: PreferenceSet) -> list[Item]:

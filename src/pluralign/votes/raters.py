@@ -97,12 +97,8 @@ def load_rater_votes(
     records, bad = open_records(source, options, progress)
     layout, records = recognise(_numbered_raters(records, column, bad), bad)
     if not layout.merge:
-        raise DataError(
-            f"its rows ({layout.needs}) hold the votes of several people, so the rater of a vote is unknown",
-            file=bad.file,
-            row=1,
-            remedy=ONE_ROW_PER_VOTE,
-        )
+        problem = f"its rows ({layout.needs}) hold the votes of several people, so the rater of a vote is unknown"
+        raise DataError(problem, file=bad.file, row=1, remedy=ONE_ROW_PER_VOTE)
     comparisons = Comparisons(bad)
     layout.read(records, comparisons)
     preferences, pair, annotators, chose_a = comparisons.finish_single(options, min_votes=layout.min_votes)
@@ -169,9 +165,5 @@ def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
         people.extend(random.choice(np.flatnonzero(side), size=size) for side, size in sides if size)
     chose_a = np.column_stack([np.ones(len(counts)), np.zeros(len(counts))]).ravel()
     sizes = np.column_stack([counts.votes_a, counts.votes_b]).ravel()
-    return RaterVotes(
-        counts,
-        np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes),
-        by_first_appearance(np.concatenate(people))[1],
-        np.repeat(chose_a, sizes),
-    )
+    pair = np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes)
+    return RaterVotes(counts, pair, by_first_appearance(np.concatenate(people))[1], np.repeat(chose_a, sizes))

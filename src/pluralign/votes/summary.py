@@ -92,12 +92,11 @@ def inspect(votes: VotesLike) -> Inspection:
         "floor": majority_oracle,
         "constant_half": half,
         "noise": noise,
-        "floor_corrected": majority_oracle - noise,
         "constant_half_corrected": half - noise,
     }
     measurable = calibration.floor_is_measurable(n)
-    if not measurable:
-        del per_pair["floor_corrected"]
+    if measurable:
+        per_pair["floor_corrected"] = majority_oracle - noise
     decided = p != 0.5
     splits = preferences.columns.get("split", np.array([], dtype=object))
     names, sizes = np.unique([str(value) for value in splits if value is not None], return_counts=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.text import shortened
-from pluralign.votes.builder import RowError
+from pluralign.votes.builder import RowError, checked_text
 from pluralign.votes.prompts import Message, PromptLike
 
 Record: TypeAlias = Mapping[str, Any]
@@ -23,6 +23,7 @@ SHOWN_LENGTH = 40
 RATING_COLUMN = re.compile(r"response_(0|[1-9][0-9]{0,5})_(?!model$)(.+)")
 """A rater's score of a numbered response. ``response_1_model`` is the name of a model."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
+"""Plain ASCII digits, unlike ``int``, which also reads 1_0."""
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -48,9 +49,8 @@ def read_count(record: Record, name: str) -> int:
         problem = f"{name} is {_number_text(value)}, above {MAX_VOTES:,}"
         raise RowError("huge count", problem, "check that the column holds counts")
     if value != int(value):
-        raise RowError(
-            "fractional count", f"{name} is {value:g}, not a whole number", "give counts, or shares as prob_a with n"
-        )
+        problem = f"{name} is {value:g}, not a whole number"
+        raise RowError("fractional count", problem, "give counts, or shares as prob_a with n")
     return int(value)
 
 
@@ -81,7 +81,7 @@ def read_prompt(value: Any) -> PromptLike:
     """Return a prompt: a non-empty text, or a list of role/content messages as a tuple of ``Message``."""
     if value is None:
         raise missing("prompt")
-    prompt = value if isinstance(value, str) else read_messages(value, "prompt")
+    prompt = checked_text(value, "prompt") if isinstance(value, str) else read_messages(value, "the prompt")
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise RowError("empty prompt", "the prompt is empty", "give the text that the responses answer")
     return prompt
@@ -92,20 +92,20 @@ def read_messages(value: Any, name: str) -> tuple[Message, ...]:
     try:
         turns = tuple(turn if isinstance(turn, Message) else Message(turn["role"], turn["content"]) for turn in value)
         if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
+            for turn in turns:
+                checked_text(turn.role, f"a role of {name}")
+                checked_text(turn.content, name)
             return turns
     except (TypeError, KeyError, IndexError):
         pass
-    raise RowError(
-        "wrong type",
-        f"{name} must be text or a list of role/content messages, not {shown(value)}",
-        'write it as "…" or [{"role": "user", "content": "…"}]',
-    )
+    problem = f"{name} must be text or a list of role/content messages, not {shown(value)}"
+    raise RowError("wrong type", problem, 'write it as "…" or [{"role": "user", "content": "…"}]')
 
 
 def read_response(value: Any, name: str) -> str:
     """Return a response: a text, which may be empty, or a list with one assistant message."""
     if isinstance(value, str):
-        return value
+        return checked_text(value, name)
     if value is None:
         raise missing(name)
     messages = read_messages(value, name)
@@ -147,10 +147,11 @@ def parse_cell(name: str, text: str) -> Any:
     """
     if text == "":
         return None if name not in TEXT_COLUMNS else text
-    if name in ("votes_a", "votes_b", "ties", "n", "prob_a") or name.startswith("score_"):
-        return _parse_number(text)
-    if RATING_COLUMN.fullmatch(name):
-        return _parse_number(text)
+    is_count = name in ("votes_a", "votes_b", "ties", "n", "prob_a")
+    if is_count or name.startswith("score_") or RATING_COLUMN.fullmatch(name):
+        if _WHOLE.fullmatch(digits := text.strip()):
+            return int(digits)
+        return float(digits) if _DECIMAL.fullmatch(digits) else text
     is_list = name in ("responses", "rankings", "ranking", "scores")
     if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")):
         try:
@@ -158,10 +159,3 @@ def parse_cell(name: str, text: str) -> Any:
         except (ValueError, RecursionError):
             return text
     return text
-
-
-def _parse_number(text: str) -> Any:
-    """Return the number that a text holds in plain ASCII digits, else the text."""
-    if _WHOLE.fullmatch(digits := text.strip()):
-        return int(digits)
-    return float(digits) if _DECIMAL.fullmatch(digits) else text

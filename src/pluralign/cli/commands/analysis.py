@@ -1,4 +1,4 @@
-"""Commands that analyse one ensemble: ``prune``, ``certify``, ``diversity``, ``profile`` and ``report``."""
+"""Commands that analyse an ensemble: ``prune``, ``certify``, ``diversity``, ``profile``, ``report``; ``rankings``."""
 
 import sys
 from pathlib import Path
@@ -6,42 +6,23 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.console import emit, note, output_file, output_folder, progress_bar
-from pluralign.cli.inputs import (
-    load_held_out_votes,
-    needs_extra,
-    note_left_out,
-)
-from pluralign.cli.options import (
-    AllPrompts,
-    EnsembleFolder,
-    Groups,
-    Json,
-    OtherVotes,
-    OtherVotesOption,
-    Overwrite,
-    Seed,
-    command_history,
-    with_options,
-)
+from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.text.options import RemoteOptions
 
 
 def prune(
-    ensemble: EnsembleFolder,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=output_folder, help="Folder for the pruned ensemble; not DIR.")
-    ],
+    ensemble: options.EnsembleFolder,
+    output: Annotated[Path, options.output_to("Folder for the pruned ensemble; not DIR.")],
     beta: Annotated[
         float, typer.Option(help="Remove at most 1/(beta - 1) of the weight: a quarter at 5, a tenth at 11.")
     ] = 5.0,
     only_far: Annotated[
         bool, typer.Option("--only-far", help="Remove only possible outliers, even if more weight may be removed.")
     ] = False,
-    data: OtherVotesOption = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    data: options.OtherVotesOption = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
 ) -> None:
     """Remove the members furthest from the ensemble (Theorem 3), and report the cost.
 
@@ -52,24 +33,23 @@ def prune(
     """
     from pluralign.cli.render.analysis import pruning_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.measuring.pruning import prune as prune_ensemble
-    from pluralign.measuring.pruning import refuse_to_replace
+    from pluralign.measuring import pruning as prunings
 
-    refuse_to_replace(output, ensemble, overwrite=overwrite)
+    prunings.refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data)
-    pruning = prune_ensemble(loaded, held_out, beta, only_far=only_far)
+    held_out = console.load_held_out_votes(ensemble, loaded, data)
+    pruning = prunings.prune(loaded, held_out, beta, only_far=only_far)
     pruning.save(output, source=ensemble, overwrite=overwrite)
-    emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
+    console.emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
 
 
 def certify(
-    ensemble: EnsembleFolder,
-    data: OtherVotes = None,
+    ensemble: options.EnsembleFolder,
+    data: options.OtherVotes = None,
     epsilon: Annotated[float, typer.Option(help="Target calibration error; reports the k that guarantees it.")] = 0.025,
     delta: Annotated[float, typer.Option(help="Failure probability of a bound.")] = 0.05,
     beta: Annotated[float, typer.Option(help="Outlier threshold of Theorem 3, at least 2.")] = 5.0,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Report what the paper's theorems guarantee for an ensemble, and which bounds are vacuous.
 
@@ -83,27 +63,25 @@ def certify(
     from pluralign.measuring.certificate import certify as certify_ensemble
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data)
+    held_out = console.load_held_out_votes(ensemble, loaded, data)
     certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
-    emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+    console.emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
 
 def diversity(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     candidates: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CANDIDATES]",
-            help="JSON Lines of {prompt, responses}, or - for standard input (default: the responses of held-out "
-            "prompts).",
+            metavar="[CANDIDATES]", help="JSON Lines of {prompt, responses}, or - (default: those of held-out prompts)."
         ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Number of prompts to show with every member's choice.", min=0)] = 1,
     prompt: Annotated[
         str | None, typer.Option(help="Show prompts that contain this text, or the prompt with this number.")
     ] = None,
-    all_prompts: AllPrompts = False,
-    as_json: Json = False,
+    all_prompts: options.AllPrompts = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure how differently the members rank the same responses, and show their first choices.
 
@@ -118,24 +96,24 @@ def diversity(
 
     lists = None
     if candidates is not None:
-        with progress_bar("Reading candidates") as progress:
+        with console.progress_bar("Reading candidates") as progress:
             lists = load_candidates(candidates, progress)
         if repeats := sum(one.repeats for one in lists):
-            note(f"dropped {repeats:,} duplicate responses to the same prompt.")
-    with progress_bar("Encoding texts") as progress:
+            console.note(f"dropped {repeats:,} duplicate responses to the same prompt.")
+    with console.progress_bar("Encoding texts") as progress:
         found = measure_diversity(
             ensemble, lists, cases=cases, prompt=prompt or "", all_prompts=all_prompts, progress=progress
         )
-    note_left_out(found.left_out)
+    console.note_left_out(found.left_out)
     title = f"{ensemble} on {candidates or 'its held-out prompts'}"
-    emit(found, diversity_page(found, found.cases, title), as_json)
+    console.emit(found, diversity_page(found, found.cases, title), as_json)
 
 
-@with_options(RemoteOptions)
+@options.with_options(RemoteOptions)
 def profile(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     remote_options: RemoteOptions,
-    data: OtherVotes = None,
+    data: options.OtherVotes = None,
     describe: Annotated[
         str | None,
         typer.Option(
@@ -144,9 +122,8 @@ def profile(
             "names as in generate. Saves them in the ensemble folder.",
         ),
     ] = None,
-    all_prompts: AllPrompts = False,
-    as_json: Json = False,
-    seed: Seed = 0,
+    all_prompts: options.AllPrompts = False,
+    as_json: options.Json = False,
 ) -> None:
     """Describe how each member differs from the others: style, phrases and positions, with significance tests.
 
@@ -165,39 +142,32 @@ def profile(
     votes = None
     if data is not None or all_prompts:
         loaded = RewardEnsemble.load(ensemble)
-        votes = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
-    with progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
+        votes = console.load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+    with console.progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
         found = profile_members(
             ensemble,
             votes,
             describe=language_model(describe, remote_options) if describe else None,
             concurrency=remote_options.concurrency if remote_options.base_url else 1,
-            seed=seed,
             progress=progress,
         )
     title = f"{ensemble} on {data or 'its held-out votes'}"
-    emit(found, profile_page(found.members, found.prompts, title), as_json)
+    console.emit(found, profile_page(found.members, found.prompts, title), as_json)
 
 
 def report(
-    ensemble: EnsembleFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", callback=output_file, help="HTML file to write.")],
-    data: OtherVotesOption = None,
-    candidates: Annotated[
-        str | None,
-        typer.Option(help="JSON Lines of {prompt, responses} to rank (default: the responses of held-out prompts)."),
-    ] = None,
-    group: Groups = ["length", "topic"],  # noqa: B006
+    ensemble: options.EnsembleFolder,
+    output: Annotated[Path, options.output_to("HTML file to write.", console.output_file)],
+    data: options.OtherVotesOption = None,
+    candidates: options.Candidates = None,
+    group: options.Groups = ["length", "topic"],  # noqa: B006
     cases: Annotated[int, typer.Option(help="Number of case studies.", min=0)] = 4,
     prompt: Annotated[str, typer.Option(help="Use only prompts that contain this text as case studies.")] = "",
     figures: Annotated[
         Path | None,
-        typer.Option(
-            callback=output_folder, help="Folder for the figures as PNG and SVG files (default: not written)."
-        ),
+        typer.Option(callback=console.output_folder, help="Also write the figures to this folder, as PNG and SVG."),
     ] = None,
-    as_json: Json = False,
-    seed: Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Write a self-contained HTML report: figures, member profiles, certificate and case studies.
 
@@ -210,21 +180,47 @@ def report(
     from pluralign.measuring.report_data import ReportOptions
     from pluralign.votes.candidates import load_candidates
 
-    with needs_extra("matplotlib", "report", "a report"):
+    with console.needs_extra("matplotlib", "report", "a report"):
         from pluralign.publishing.report import report as write_report
 
     loaded = RewardEnsemble.load(ensemble)
-    votes = load_held_out_votes(ensemble, loaded, data) if data else None
-    options = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group, seed)
-    with progress_bar("Measuring") as progress:
+    votes = console.load_held_out_votes(ensemble, loaded, data) if data else None
+    shown = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group)
+    commands = options.command_history(loaded.record, ensemble, sys.argv[1:])
+    with console.progress_bar("Measuring") as progress:
         written = write_report(
-            ensemble,
-            output,
-            votes,
-            options,
-            figures_folder=figures,
-            commands=command_history(loaded.record, ensemble, sys.argv[1:]),
-            progress=progress,
+            ensemble, output, votes, shown, figures_folder=figures, commands=commands, progress=progress
         )
     line = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
-    emit(written, [line], as_json)
+    console.emit(written, [line], as_json)
+
+
+def rankings(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON {alternatives, pairs: \\[\\[i, j, votes_i, votes_j]]}, a CSV matrix of shares, or -.",
+        ),
+    ],
+    k: Annotated[
+        int | None,
+        typer.Option(help="Also draw this many rankings with equal weights (Theorem 2).", min=1, max=10_000),
+    ] = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+) -> None:
+    """Decide whether pairwise vote shares come from a mixture of rankings, and find the nearest one.
+
+    Examples:
+        pluralign rankings sushi.json
+        pluralign rankings shares.csv --k 20
+        echo '{"alternatives": ["tea", "coffee"], "pairs": [[0, 1, 3, 1]]}' | pluralign rankings - --json
+    """
+    from pluralign.cli.render.analysis import rankings_page
+    from pluralign.measuring import rankings as tournaments
+
+    tournament = tournaments.load_tournament(file)
+    with console.progress_bar(f"Searching rankings of {len(tournament.alternatives)} alternatives") as progress:
+        result = tournaments.rankings(tournament, k=k, seed=seed, progress=progress)
+    console.emit(result, rankings_page(result, tournament.name), as_json)

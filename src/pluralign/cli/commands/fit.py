@@ -1,4 +1,4 @@
-"""Commands that make an ensemble and score it: ``encode``, ``fit`` and ``evaluate``."""
+"""Commands that read votes: ``inspect`` them, ``encode`` their texts, ``fit`` an ensemble, and ``evaluate`` it."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,20 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.console import emit, is_first_process, output_folder, progress_bar
-from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
-from pluralign.cli.options import (
-    AllPrompts,
-    Config,
-    Data,
-    Groups,
-    Json,
-    Overwrite,
-    SaveConfig,
-    Seed,
-    with_options,
-    write_config,
-)
+from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.scale.options import EngineOptions
@@ -27,16 +14,31 @@ from pluralign.text.options import EncodeOptions, RemoteOptions
 from pluralign.votes.options import LoadOptions
 
 
-@with_options(LoadOptions, EncodeOptions, EngineOptions)
+@options.with_options(LoadOptions)
+def inspect(data: options.Data, load_options: LoadOptions, as_json: options.Json = False) -> None:
+    """Summarise votes: how much people disagree, and how much of that is sampling noise.
+
+    Examples:
+        pluralign inspect votes.jsonl.gz
+        pluralign inspect demo --json
+        zcat votes.jsonl.gz | pluralign inspect - --ties half
+        pluralign inspect rankings.jsonl --rename prompt=question --rename responses=statements
+    """
+    from pluralign.cli.render.analysis import inspection_page
+    from pluralign.votes.summary import inspect as inspect_votes
+
+    summary = inspect_votes(console.load_votes(data, load_options))
+    console.emit(summary, inspection_page(summary), as_json)
+
+
+@options.with_options(LoadOptions, EncodeOptions, EngineOptions)
 def encode(
-    data: Data,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=output_folder, help="Output folder; a partial one is resumed.")
-    ],
+    data: options.Data,
+    output: Annotated[Path, options.output_to("Output folder; a partial one is resumed.")],
     load_options: LoadOptions,
     encode_options: EncodeOptions,
     engine_options: EngineOptions,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Precompute the text features of DATA, or of a folder of Parquet shards, for fit. Run again to resume.
 
@@ -44,24 +46,21 @@ def encode(
         pluralign encode votes.parquet -o features
         pluralign fit votes.parquet -o ensemble --features features
         pluralign encode votes.parquet -o features --engine ray --workers 8 --encoder my-model --worker-gpus 1
-        pluralign encode shards -o /shared/features --engine ray --address head:6379 --json
+        RAY_ADDRESS=head:6379 pluralign encode shards -o /shared/features --engine ray --json
     """
     from pluralign.cli.render.answers import shards_page
     from pluralign.scale.jobs import encode as encode_texts
 
-    texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
-    with progress_bar("Encoding shards") as progress:
+    texts = Path(data) if Path(data).is_dir() else console.load_votes(data, load_options)
+    with console.progress_bar("Encoding shards") as progress:
         job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
-    emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
+    console.emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
 
 
-@with_options(LoadOptions, FitOptions, FinetuneOptions)
+@options.with_options(LoadOptions, FitOptions, FinetuneOptions)
 def fit(
-    data: Data,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", callback=output_folder, help="Folder for the ensemble and for unfinished work."),
-    ],
+    data: options.Data,
+    output: Annotated[Path, options.output_to("Folder for the ensemble and for unfinished work.")],
     context: typer.Context,
     load_options: LoadOptions,
     fit_options: FitOptions,
@@ -70,14 +69,13 @@ def fit(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column of rater ids (one row per vote): fit members to raters, at the policy level. Ids are not "
-            "saved.",
+            help="Column of rater ids (one row per vote; not saved): fit members to raters, at the policy level.",
         ),
     ] = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    config: Config = None,  # noqa: ARG001  # read before the other options
-    save_config: SaveConfig = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
+    config: options.Config = None,  # noqa: ARG001  # read before the other options
+    save_config: options.SaveConfig = None,
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
 
@@ -92,17 +90,20 @@ def fit(
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
-    from pluralign.cli.render.fit import FitWatch, fit_page
+    from pluralign.cli.render.results import FitWatch, fit_page
     from pluralign.ensemble.headline import headline, main_evaluation
     from pluralign.learning.fit import fit as fit_ensemble
 
     check_applies(fit_options, finetune_options, raters=raters is not None)
-    frozen, prints = finetune_options.backbone is None and fit_options.pooling != "attention", is_first_process()
+    frozen = finetune_options.backbone is None and fit_options.pooling != "attention"
+    prints, task = console.is_first_process(), "Encoding texts" if frozen else "Encoding and fine-tuning"
     if save_config is not None and prints:
-        write_config(context, save_config)
-    votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
+        options.write_config(context, save_config)
+    votes = (
+        console.load_votes(data, load_options) if raters is None else console.rater_votes(data, raters, load_options)
+    )
     with ExitStack() as until_fitted:
-        progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Encoding and fine-tuning"))
+        progress = until_fitted.enter_context(console.progress_bar(task))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
         ensemble = fit_ensemble(
             votes,
@@ -118,10 +119,10 @@ def fit(
         counts = main_evaluation(ensemble.record)
         first = headline(counts, ensemble.record, str(output)) if counts else None
         result = {"folder": str(output), "headline": first, **ensemble.record.to_json(), **own}
-        emit(result, fit_page(ensemble, str(output)), as_json)
+        console.emit(result, fit_page(ensemble, str(output)), as_json)
 
 
-@with_options(LoadOptions, RemoteOptions)
+@options.with_options(LoadOptions, RemoteOptions)
 def evaluate(
     predictor: Annotated[
         str,
@@ -131,13 +132,13 @@ def evaluate(
             "scores or probabilities, or personas:FILE or personas:NUMBER (with --model).",
         ),
     ],
-    data: Data,
+    data: options.Data,
     load_options: LoadOptions,
     remote_options: RemoteOptions,
     against: Annotated[
         list[str], typer.Option(metavar="PREDICTOR", help="Compare with another predictor, pair by pair. Repeatable.")
     ] = [],  # noqa: B006
-    group: Groups = ["length", "topic"],  # noqa: B006
+    group: options.Groups = ["length", "topic"],  # noqa: B006
     beta: Annotated[
         list[float], typer.Option(help="Also score the policy level at this regularisation strength. Repeatable.")
     ] = [],  # noqa: B006
@@ -154,8 +155,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column with the rater of each vote (one row per vote): also measure how well a rater's votes are "
-            "predicted from the rater's own choices. Saves the figures in the ensemble folder, never the ids.",
+            help="Column of rater ids (one row per vote; not saved): also measure how well a rater's votes are "
+            "predicted from the rater's own choices. The figures are saved in the ensemble folder.",
         ),
     ] = None,
     model: Annotated[
@@ -165,9 +166,9 @@ def evaluate(
         int | None,
         typer.Option(help="Evaluate on a random sample of at most this many pairs, prompt by prompt.", min=1),
     ] = None,
-    all_prompts: AllPrompts = False,
-    as_json: Json = False,
-    seed: Seed = 0,
+    all_prompts: options.AllPrompts = False,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
 ) -> None:
     """Evaluate an ensemble, a reward model, a file of scores or personas on votes.
 
@@ -180,7 +181,7 @@ def evaluate(
         pluralign evaluate ensemble single-votes.jsonl --raters worker_id
         pluralign evaluate personas:people.txt votes.jsonl --model smollm2 --limit 200 --against ensemble
     """
-    from pluralign.cli.render.evaluation import evaluation_page
+    from pluralign.cli.render.results import evaluation_page
     from pluralign.measuring.evaluate import evaluate as evaluate_predictor
     from pluralign.measuring.individuals import save_representation
     from pluralign.measuring.personas import find_personas
@@ -200,9 +201,9 @@ def evaluate(
     ]
     if raters and kinds[0] != "ensemble":
         raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
-    of_raters = load_votes_of_raters(data, raters, load_options) if raters else None
-    preferences = of_raters.preferences if of_raters else load_votes(data, load_options)
-    with progress_bar("Judging pairs" if judge else "Encoding texts") as progress:
+    of_raters = console.rater_votes(data, raters, load_options) if raters else None
+    preferences = of_raters.preferences if of_raters else console.load_votes(data, load_options)
+    with console.progress_bar("Judging pairs" if judge else "Encoding texts") as progress:
         evaluation = evaluate_predictor(
             sources[0],
             preferences,
@@ -217,7 +218,7 @@ def evaluate(
             seed=seed,
             progress=progress,
         )
-    note_left_out(evaluation.left_out)
+    console.note_left_out(evaluation.left_out)
     if evaluation.representation:
         save_representation(evaluation.representation, predictor)
-    emit(evaluation, evaluation_page(evaluation, f"{predictor} on {preferences.name}"), as_json)
+    console.emit(evaluation, evaluation_page(evaluation, f"{predictor} on {preferences.name}"), as_json)

@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 
 from pluralign.answering.options import TuneOptions
-from pluralign.cli.console import emit, note, output_folder, progress_bar, working
-from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra
+from pluralign.cli.console import (
+    emit,
+    evaluate_held_out,
+    load_held_out_votes,
+    needs_extra,
+    note,
+    output_folder,
+    progress_bar,
+    working,
+)
 from pluralign.cli.options import (
     EnsembleFolder,
     Json,
@@ -22,7 +30,7 @@ from pluralign.cli.options import (
     with_options,
 )
 from pluralign.core.errors import UsageError
-from pluralign.server.limits import ServeOptions
+from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions
 
 
@@ -65,10 +73,10 @@ def export(
     output: Annotated[
         Path, typer.Option("--output", "-o", callback=output_folder, help="Output folder, written atomically.")
     ],
-    member: Annotated[int | None, typer.Option(help="Export only this member, with one output.")] = None,
-    separate: Annotated[
-        bool, typer.Option("--all", help="Export each member with one output, in folders member-0, member-1, ….")
-    ] = False,
+    member: Annotated[
+        str | None,
+        typer.Option(metavar="J", help="Export only this member, with one output; all: each, in folders member-0, …."),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     push_to_hub: Annotated[
@@ -85,21 +93,19 @@ def export(
     Examples:
         pluralign export ensemble -o reward-models
         pluralign export ensemble -o member-2 --member 2 --dtype bfloat16
-        pluralign export stagewise-ensemble -o members --all
+        pluralign export stagewise-ensemble -o members --member all
         pluralign export ensemble -o reward-models --push-to-hub my-org/reward-models
     """
     from pluralign.ensemble.ensemble import read_record
     from pluralign.ensemble.folder import read_description
     from pluralign.publishing.export import export as export_ensemble
 
-    if member is not None and separate:
-        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
         exported = export_ensemble(
             ensemble,
             output,
-            member="all" if separate else member,
+            member=int(member) if member and member.isdecimal() else member,  # type: ignore[arg-type]  # checked there
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             overwrite=overwrite,
             push_to_hub=push_to_hub,

@@ -1,21 +1,23 @@
-"""Views of one ensemble's analysis: pruning, certificate, diversity and member profiles."""
+"""Views of votes and of one ensemble's analysis: pruning, certificate, diversity, member profiles and rankings."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.panel import Panel
 from rich.text import Text
 
-from pluralign.cli.render.tables import TEXT_LENGTH, dim, draw, heading, text_panel
+from pluralign.cli.render.results import BAR_WIDTH, TEXT_LENGTH, dim, draw, heading, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import CaseStudy, Diversity
 from pluralign.measuring.pruning import Pruning
 from pluralign.measuring.rankings import RankingResult
 from pluralign.publishing import tables
-from pluralign.publishing.tables import Cell, Table, cut, number
+from pluralign.publishing.tables import Cell, Table, cut, ends, number
 from pluralign.theory.guarantees import outlier_weight_bound
+from pluralign.votes.summary import Inspection
 
 POSITIONS_SHOWN = 3
 """Positions per card in the terminal; the JSON, the report and the page have all of them."""
@@ -25,16 +27,12 @@ POSITIONS_SHOWN = 3
 
 def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> Iterator[RenderableType]:
     """Yield which members were removed, how far each was from the ensemble, and the error before and after."""
-    count, k = len(pruning.removed), before.k
-    if count:
-        which = ", ".join(map(str, pruning.removed))
-        outcome = f"Removed {count} of {k} members ({which}), {pruning.removed_weight:.3f} of the weight"
-    else:
-        outcome = f"Removed no member; all {k} are kept"
-        if pruning.removed_weight:
-            outcome = (
-                f"Removed the undecided share, {pruning.removed_weight:.3f} of the weight; all {k} members are kept"
-            )
+    k, share = before.k, f"{pruning.removed_weight:.3f} of the weight"
+    outcome = f"Removed no member; all {k} are kept"
+    if pruning.removed:
+        outcome = f"Removed {len(pruning.removed)} of {k} members ({', '.join(map(str, pruning.removed))}), {share}"
+    elif pruning.removed_weight:
+        outcome = f"Removed the undecided share, {share}; all {k} members are kept"
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
     yield draw(tables.pruning_table(pruning, before))
     yield draw(tables.pruning_cost_table(pruning))
@@ -76,29 +74,23 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
         f"Distinct first choices per prompt: {tops.distinct:.2f} (random choice: {tops.distinct_if_random:.2f}). The "
         f"most popular first choice has {tops.most_popular:.0%} of the weight."
     )
-    pairs = ((diversity.near_copies, "almost identically"), (diversity.near_opposites, "in almost opposite order"))
-    for similar, how in pairs:
-        for pair in similar:
-            i, j = pair.members
-            yield Text(f"Members {i} and {j} rank responses {how}: τ {number(pair.tau, 2, '+')}.", style="bold")
+    for pair in (*diversity.near_copies, *diversity.near_opposites):
+        how = "almost identically" if pair.tau > 0 else "in almost opposite order"
+        i, j = pair.members
+        yield Text(f"Members {i} and {j} rank responses {how}: τ {number(pair.tau, 2, '+')}.", style="bold")
     if any(diversity.constant):
         counts = ", ".join(f"{count:,} of member {j}" for j, count in enumerate(diversity.constant) if count)
         yield dim(f"Prompts left out because the member gives all responses the same reward: {counts}.")
     if diversity.skipped:
         yield dim(f"{diversity.skipped:,} prompts with a single response were skipped.")
-    for case in cases:
-        yield _case_panel(case)
+    for case in cut(list(cases), TEXT_LENGTH):
+        body = [f"“{case.prompt}”"]
+        for choice in case.choices:
+            members = f"member{'s' * (len(choice.members) > 1)} {', '.join(map(str, choice.members))}"
+            body.append(f"{members} · {choice.weight:.0%} of the weight\n{choice.response}")
+        title = f"Prompt {case.number}: first choices among {case.candidates:,} responses"
+        yield text_panel("\n\n".join(body), title)
     yield Text()
-
-
-def _case_panel(case: CaseStudy) -> Panel:
-    case = cut(case, TEXT_LENGTH)
-    body = [f"“{case.prompt}”"]
-    for choice in case.choices:
-        members = f"member{'s' * (len(choice.members) > 1)} {', '.join(map(str, choice.members))}"
-        body.append(f"{members} · {choice.weight:.0%} of the weight\n{choice.response}")
-    title = f"Prompt {case.number}: first choices among {case.candidates:,} responses"
-    return text_panel("\n\n".join(body), title)
 
 
 # --- profiles ---------------------------------------------------------------------------------------------------------
@@ -112,19 +104,17 @@ def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Itera
         yield text_panel(_card(profile), Text(name))
     if reason := unnamed_reason(profiles, prompts):
         yield Text(reason)
-    yield Text(
+    yield dim(
         "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
         "traits, phrases and positions separately. One half of the prompts proposes phrases and positions, and the "
-        "other half tests them; the phrases of a position are tested together.\n",
-        style="dim",
+        "other half tests them; the phrases of a position are tested together.\n"
     )
 
 
 def _card(profile: Profile) -> Text:
     text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}")
     if profile.written and profile.written.shown:
-        text.append(f"\n{profile.written.name}", style="bold")
-        text.append(f" – {profile.written.sentence}")
+        text.append(f"\n{profile.written.name}", style="bold").append(f" – {profile.written.sentence}")
         text.append(f"\n{profile.written.evidence}", style="dim")
     elif profile.written:
         text.append(f"\nA description by {profile.written.model} is not shown: {profile.written.reason}.", style="dim")
@@ -132,24 +122,22 @@ def _card(profile: Profile) -> Text:
         text.append(f"\n{profile.description}")
     for words, which in ((profile.likes, "phrases it prefers"), (profile.dislikes, "phrases it avoids")):
         if words:
-            text.append(f"\n{which}: ", style="italic")
-            text.append(", ".join(f"{lean.trait} ({50 * lean.relative:+.0f} points)" for lean in words))
-    shown = (*profile.views.positions[:POSITIONS_SHOWN], *profile.views.phrases[:1])
-    for view in shown:
-        text.append(f"\n\n{view.title}", style="bold")
-        text.append(f"\n{view.evidence}")
+            points = ", ".join(f"{lean.trait} ({50 * lean.relative:+.0f} points)" for lean in words)
+            text.append(f"\n{which}: ", style="italic").append(points)
+    for view in (*profile.views.positions[:POSITIONS_SHOWN], *profile.views.phrases[:1]):
+        text.append(f"\n\n{view.title}", style="bold").append(f"\n{view.evidence}")
         for quote in view.quotes[:1]:
-            text.append("\npreferred: " if quote.preferred else "\nrejected: ", style="italic")
+            text.append(f"\n{'preferred' if quote.preferred else 'rejected'}: ", style="italic")
             text.append(f"“{quote.text}”")
     for pair in cut(profile.distinguishing[:1], TEXT_LENGTH):
-        text.append("\n\nA pair where it disagrees with most members: ", style="italic")
-        text.append(f"“{pair.prompt}”")
-        text.append("\npreferred: ", style="italic")
-        text.append(pair.preferred)
-        text.append("\nrejected: ", style="italic")
-        text.append(pair.other)
-        text.append("\nsame choice: ", style="italic")
-        text.append(f"{pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of {pair.votes} people")
+        people = f"{pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of {pair.votes} people"
+        for label, content in (
+            ("\nA pair where it disagrees with most members", f"“{pair.prompt}”"),
+            ("preferred", pair.preferred),
+            ("rejected", pair.other),
+            ("same choice", people),
+        ):
+            text.append(f"\n{label}: ", style="italic").append(content)
     return text
 
 
@@ -167,12 +155,10 @@ def rankings_page(result: RankingResult, title: str) -> Iterator[RenderableType]
     yield heading(title)
     yield Text(f"{alternatives} alternatives, {result.pairs:,} of {possible:,} pairs compared ({compared})\n")
     yield from _verdict(result)
-    shown = list(zip(result.weights, result.rankings, strict=True))[:RANKINGS_SHOWN]
-    named: list[list[Cell]] = [
-        [weight, " > ".join(result.alternatives[i] for i in ranking)] for weight, ranking in shown
-    ]
-    yield draw(Table(f"{len(result.rankings)} rankings", ("weight", "ranking, best first"), named, texts=(1,)))
-    if (count := len(result.rankings)) > RANKINGS_SHOWN:
+    count, shown = len(result.rankings), list(zip(result.weights, result.rankings, strict=True))[:RANKINGS_SHOWN]
+    named = [(weight, " > ".join(result.alternatives[i] for i in ranking)) for weight, ranking in shown]
+    yield draw(Table(f"{count} rankings", ("weight", "ranking, best first"), named, texts=(1,)))
+    if count > RANKINGS_SHOWN:
         rest = sum(result.weights[RANKINGS_SHOWN:])
         yield Text(f"{count - RANKINGS_SHOWN} more rankings have {rest:.4f} of the weight; --json lists them.")
     yield Text(
@@ -184,16 +170,11 @@ def rankings_page(result: RankingResult, title: str) -> Iterator[RenderableType]
             f"Sample of {sample.k:,} rankings with equal weights: calibration error to the mixture {sample.error:.5f}, "
             f"expected {sample.expected_error:.5f}, at most 1/(4k) = {sample.bound:.5f} in expectation (Theorem 2).\n"
         )
-    method = (
-        f"With {alternatives} alternatives this was decided exactly."
-        if result.exact
-        else f"With {alternatives} alternatives a heuristic search was used: rankings that it finds are a proof, but "
-        "finding none proves nothing."
-    )
-    yield Text(
+    search = "a heuristic search was used: rankings that it finds are a proof, but finding none proves nothing"
+    yield dim(
         "To decide whether shares come from rankings is NP-hard (Theorem 1): all known exact methods take exponential "
-        f"time in the number of alternatives. {method}\n",
-        style="dim",
+        f"time in the number of alternatives. With {alternatives} alternatives "
+        f"{'this was decided exactly' if result.exact else search}.\n"
     )
 
 
@@ -208,12 +189,75 @@ def _verdict(result: RankingResult) -> Iterator[RenderableType]:
         yield Text("Not realizable: no mixture of rankings gives these shares.", style="bold red")
     if result.in_words:
         yield Text(f"{result.in_words}\n")
-    nearest = (
-        "The nearest mixture"
-        if result.exact
-        else f"The nearest mixture found (lower bound for any mixture: {result.distance_at_least:.6f})"
-    )
+    bound = "" if result.exact else f" found (lower bound for any mixture: {result.distance_at_least:.6f})"
     yield Text(
-        f"{nearest} has calibration error {result.distance:.6f} (mean squared difference over pairs); the largest "
-        f"difference is {result.residual:.4f}."
+        f"The nearest mixture{bound} has calibration error {result.distance:.6f} (mean squared difference over pairs); "
+        f"the largest difference is {result.residual:.4f}."
     )
+
+
+# --- ``inspect``: a summary of votes
+
+
+MAJORITY_FIRST = 0.9
+"""Above this share of pairs won by response a, the data seem to be ordered."""
+
+
+INTERVALS = ("floor_corrected", "constant_half_corrected")
+
+
+def inspection_page(summary: Inspection) -> Iterator[RenderableType]:
+    """Yield the size of a set of votes, notes on it, its reference scores and a histogram of majority shares."""
+    low, high = summary.votes_per_pair_range
+    each = f"{low}" if low == high else f"{summary.votes_per_pair:.2f} ({low} to {high})"
+    yield heading(summary.name or "votes")
+    yield Text(
+        f"{summary.pairs:,} pairs · {summary.prompts:,} prompts · {summary.responses:,} distinct responses · "
+        f"{summary.votes:,} votes, {each} per pair"
+    )
+    for note in _notes(summary):
+        yield dim(f"· {note}")
+    yield draw(_reference_scores(summary))
+    kinds = ", ".join(f"{count / summary.pairs:.0%} {name}" for name, count in summary.strata.items())
+    yield Text(f"\nMajority share per pair: mean {summary.majority_share:.3f} ({kinds})", style="italic")
+    tallest = max(bar.count for bar in summary.histogram)
+    for bar in summary.histogram:
+        label = f"{bar.low:.3f}" if bar.low == bar.high else f"{bar.low:.2f} – {bar.high:.2f}"
+        blocks = "█" * round(BAR_WIDTH * bar.count / tallest) or ("▏" if bar.count else "")
+        yield Text(f"  {label} {blocks} {bar.count / summary.pairs:.1%}")
+    yield Text()
+
+
+def _reference_scores(summary: Inspection) -> Table:
+    floor, half = (ends(summary.intervals[key]) if key in summary.intervals else "" for key in INTERVALS)
+    rows: list[list[Cell]] = [
+        ["floor", summary.floor, summary.floor_corrected, floor, "perfect single reward"],
+        ["constant ½", summary.constant_half, summary.constant_half_corrected, half, "½ for every pair"],
+        ["noise", summary.noise, "", "", "true vote shares"],
+    ]
+    note = "corrected = Brier − noise: an unbiased estimate of the error against all people, not only voters"
+    if math.isnan(summary.floor_corrected):
+        note += f". {FEW_VOTES}"
+    columns = ("", "Brier", "corrected", "95 % over prompts", "prediction")
+    return Table("Reference scores: the squared error of simple predictions", columns, rows, note, texts=(0, -1))
+
+
+def _notes(summary: Inspection) -> Iterator[str]:
+    if summary.ties and summary.tie_rule == "half":
+        yield f"{summary.ties:,} ties count as half a vote for each side"
+    elif summary.ties and summary.tie_rule == "fixed":
+        yield f"{summary.ties:,} ties count against the response that has more votes"
+    elif summary.ties:
+        share = f"{summary.majority_share_of_all:.3f}"
+        yield f"{summary.ties:,} ties are not counted; with ties in the denominator the majority share is {share}"
+    if summary.single_vote_pairs:
+        share = "all" if summary.single_vote_pairs == summary.pairs else f"{summary.single_vote_pairs:,}"
+        yield f"{share} pairs have one vote: they show no disagreement and are left out of corrected figures"
+    if summary.empty_responses:
+        yield f"{summary.empty_responses:,} pairs have an empty response; they are kept, because people voted on them"
+    if summary.a_wins > MAJORITY_FIRST:
+        yield f"response a wins {summary.a_wins:.0%} of the pairs: the data list the majority's choice first"
+    if summary.splits:
+        yield "official split: " + ", ".join(f"{name} {count:,}" for name, count in summary.splits.items())
+    for kind, count in summary.dropped.items():
+        yield f"dropped: {count:,} {kind}"

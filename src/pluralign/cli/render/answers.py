@@ -9,10 +9,10 @@ from rich.text import Text
 
 from pluralign.answering.answer import Answer
 from pluralign.answering.generate import Generation
-from pluralign.answering.slate import Consensus, Distilled, SlateEntry
+from pluralign.answering.slate import Distilled, SlateEntry
 from pluralign.answering.steering import Steering
 from pluralign.answering.tune import Tuning
-from pluralign.cli.render.tables import (
+from pluralign.cli.render.results import (
     BAR_WIDTH,
     TEXT_LENGTH,
     command_line,
@@ -47,23 +47,22 @@ def answer_page(
     if answer.steering:
         yield from _steering(answer.steering)
     for entry in answer.answers:
-        yield _entry_panel(entry, _entry_title(entry, answer), cards)
+        yield _entry_panel(entry, answer, cards)
     if answer.coverage is not None:
         count = f"{len(answer.answers)} of {answer.candidates} candidates"
         yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
-    if answer.consensus:
-        yield _consensus_panel(answer.consensus)
+    if found := answer.consensus:
+        support = (
+            f"Rule: {found.rule}. Predicted: {found.least_support:.0%} of people prefer it to its strongest rival, "
+            f"{found.mean_support:.0%} to an average rival; it is the favourite of {found.favourite_of:.0%}.\n\n"
+        )
+        note = f"{found.note}\n" if found.note else ""
+        yield text_panel(Text.assemble(note, (support, "dim"), found.text), "consensus")
     if answer.distilled:
         yield _statement_panel(answer.distilled)
     shown = {j for entry in answer.answers for j in entry.members}
     if any(j in cards and not cards[j].named for j in shown):
         yield dim(unnamed_reason(profiles, prompts))
-
-
-def _entry_title(entry: SlateEntry, answer: Answer) -> str:
-    if entry.member in answer.written:
-        return f"answer of member {entry.member}, written by its policy"
-    return f"member {entry.member}" if answer.mode == "balanced" else "answer"
 
 
 def _steering(found: Steering) -> Iterator[RenderableType]:
@@ -77,30 +76,27 @@ def _steering(found: Steering) -> Iterator[RenderableType]:
         )
         yield Text(f"You are expected to prefer the answer to {found.support:.0%} of the other candidates.")
     if found.path:
-        yield draw(_posterior_table(found.path))
+        shares = [(*row, max(0.0, 1 - sum(row))) for row in found.path]
+        rows = [[str(count), *(number(value, 2) for value in row)] for count, row in enumerate(shares)]
+        columns = ("choices", *map(str, range(len(found.path[0]))), "none")
+        yield draw(Table("Probability of each member, by number of your choices", columns, rows))
     if found.ask:
         pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
         yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
 
 
-def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
+def _entry_panel(entry: SlateEntry, answer: Answer, cards: Mapping[int, Profile]) -> Panel:
     if entry.member is None:
         return text_panel(entry.text, "refused")
+    title = f"member {entry.member}" if answer.mode == "balanced" else "answer"
+    if entry.member in answer.written:
+        title = f"answer of member {entry.member}, written by its policy"
     named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
     support = f"{entry.weight:.0%} of the weight · {named or 'no member ranks it first on the slate'}\n\n"
     if entry.share is not None:
         bar = "█" * round(BAR_WIDTH / 2 * entry.share)
         support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
     return text_panel(Text.assemble((support, "dim"), entry.text), title)
-
-
-def _consensus_panel(consensus: Consensus) -> Panel:
-    support = (
-        f"Rule: {consensus.rule}. Predicted: {consensus.least_support:.0%} of people prefer it to its strongest rival, "
-        f"{consensus.mean_support:.0%} to an average rival; it is the favourite of {consensus.favourite_of:.0%}.\n\n"
-    )
-    note = f"{consensus.note}\n" if consensus.note else ""
-    return text_panel(Text.assemble(note, (support, "dim"), consensus.text), "consensus")
 
 
 def _statement_panel(statement: Distilled) -> Panel:
@@ -114,14 +110,6 @@ def _statement_panel(statement: Distilled) -> Panel:
     return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
 
 
-def _posterior_table(path: Sequence[Sequence[float]]) -> Table:
-    rows = [
-        [str(count), *(number(value, 2) for value in (*row, max(0.0, 1 - sum(row))))] for count, row in enumerate(path)
-    ]
-    columns = ("choices", *map(str, range(len(path[0]))), "none")
-    return Table("Probability of each member, by number of your choices", columns, rows)
-
-
 # --- Views of ``pluralign tune``: the tuned policies' rewards, KL and sample answers, and how to serve them.
 
 
@@ -133,11 +121,9 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
         f"· {tuning.seconds:.0f} s"
     )
     yield from counted_notes(
-        (
-            (tuning.resumed, "members were tuned by an earlier run"),
-            (tuning.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
-            (tuning.bad_rows, "rows were dropped: they hold no prompt"),
-        )
+        (tuning.resumed, "members were tuned by an earlier run"),
+        (tuning.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
+        (tuning.bad_rows, "rows were dropped: they hold no prompt"),
     )
     yield draw(_reward_table(tuning))
     for policy in tuning.members:
@@ -150,8 +136,17 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     for note in tuning.notes:
         yield Text(f"! {note}", style="yellow")
     if len(tuning.members) > 1:
-        yield draw(_cross_table(tuning))
-    yield from _samples(tuning)
+        names = [str(policy.member) for policy in tuning.members]
+        figures = zip(("base", *names), (tuning.base, *tuning.matrix), strict=True)
+        rows = [[name, *(number(value, 2, "+") for value in row)] for name, row in figures]
+        columns = ("policy", *(f"by {name}" for name in names))
+        yield draw(Table("Reward of each policy by each member", columns, rows))
+    for policy in tuning.members:
+        for sample in policy.samples[:1]:
+            prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+            texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
+            shown = "\n".join(shortened(visible(text), TEXT_LENGTH) for text in texts)
+            yield text_panel(shown, f"Policy {policy.member}")
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
     yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
     yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
@@ -160,37 +155,15 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
 def _reward_table(tuning: Tuning) -> Table:
     rows = []
     for policy in tuning.members:
-        before, after, low, high = (
-            number(value, 2, "+") for value in (policy.reward_before, policy.reward_after, *policy.interval)
-        )
+        figures = (policy.reward_before, policy.reward_after, *policy.interval)
+        before, after, low, high = (number(value, 2, "+") for value in figures)
         kl = f"{number(policy.kl, 2)} ± {number(policy.kl_standard_error, 2)}"
         name = f"{policy.member} {policy.name}"
         rows.append([name, before, after, f"{low} – {high}", kl, number(policy.tokens, 0)])
-    return Table(
-        "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers",
-        ("policy", "before", "after", "gain, 95 %", "KL, nats", "tokens"),
-        rows,
-        f"tokens: mean response length; base model: {number(tuning.base_tokens, 0)}",
-    )
-
-
-def _cross_table(tuning: Tuning) -> Table:
-    names = ["base", *(str(policy.member) for policy in tuning.members)]
-    rows = [
-        [name, *(number(value, 2, "+") for value in row)]
-        for name, row in zip(names, (tuning.base, *tuning.matrix), strict=True)
-    ]
-    return Table("Reward of each policy by each member", ("policy", *(f"by {name}" for name in names[1:])), rows)
-
-
-def _samples(tuning: Tuning) -> Iterator[RenderableType]:
-    for policy in tuning.members:
-        for sample in policy.samples[:1]:
-            prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
-            texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
-            yield text_panel(
-                "\n".join(shortened(visible(text), TEXT_LENGTH) for text in texts), f"Policy {policy.member}"
-            )
+    title = "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers"
+    columns = ("policy", "before", "after", "gain, 95 %", "KL, nats", "tokens")
+    note = f"tokens: mean response length; base model: {number(tuning.base_tokens, 0)}"
+    return Table(title, columns, rows, note)
 
 
 # --- Views of resumable jobs that write files: ``pluralign generate``, ``pluralign encode`` and ``pluralign score -o``.
@@ -208,14 +181,12 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
     )
     failures = f"prompts failed; {generation.file}.failed lists them, and the same command tries them again"
     yield from counted_notes(
-        (
-            (generation.resumed, "prompts were finished by an earlier run"),
-            (generation.repeats, "duplicate responses were dropped"),
-            (generation.empty, "empty responses were dropped"),
-            (generation.cut_off, "responses were cut off at --max-new-tokens; a higher value lets them end"),
-            (generation.short, f"prompts have fewer than {n} distinct responses after all rounds of sampling"),
-            (len(generation.failed), failures),
-        )
+        (generation.resumed, "prompts were finished by an earlier run"),
+        (generation.repeats, "duplicate responses were dropped"),
+        (generation.empty, "empty responses were dropped"),
+        (generation.cut_off, "responses were cut off at --max-new-tokens; a higher value lets them end"),
+        (generation.short, f"prompts have fewer than {n} distinct responses after all rounds of sampling"),
+        (len(generation.failed), failures),
     )
     for failure in generation.failed[:FAILURES_SHOWN]:
         yield Text(f"  {failure.error}", style="red")
@@ -226,5 +197,5 @@ def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
     yield heading(job.folder)
     yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
-    yield from counted_notes([(job.resumed, "shards were finished by an earlier run")])
+    yield from counted_notes((job.resumed, "shards were finished by an earlier run"))
     yield Text()

@@ -1,15 +1,124 @@
-"""Views of ``pluralign reproduce``: the commands of experiments and their results."""
+"""Views of whole experiments. ``demo``: one story in a screen and a half; its report and JSON have everything else.
+``reproduce``: the commands of experiments and their results.
+"""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
+import numpy as np
+import rich.table
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from pluralign.cli.render.tables import command_line, draw, heading
+from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, visible
+from pluralign.core.text import shortened
+from pluralign.ensemble.headline import headline
+from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, JOINT, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
 from pluralign.publishing.tables import Table, number
+from pluralign.votes.summary import Inspection
+from pluralign.votes.town_hall.town_hall import TownHall
+
+TEXT_LENGTH = 120
+"""Length of a shown response: two lines in 80 columns."""
+CONSENSUS_LENGTH = 75
+SLATE_SHOWN = 3
+ROWS = {
+    JOINT: "→ ensemble",
+    SOFT_BT: "one soft BT reward",
+    CONSTANT_HALF: "constant ½",
+    FLOOR: "floor: a perfect single reward",
+    TRUE_SHARES: "true shares: a perfect ensemble",
+}
+"""Rows of the table, by the name of the method."""
+TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error (on all people of the town); can be below 0"
+
+
+def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
+    """Yield the size of the votes, and one contested pair with its votes."""
+    yield heading("1. Votes in which people disagree")
+    yield Text(
+        f"{summary.pairs:,} pairs of answers to {summary.prompts:,} questions, {summary.votes_per_pair:g} votes per "
+        f"pair. The town is synthetic: what each of its {len(town.tastes):,} people prefers is known. One pair:"
+    )
+    votes, row = town.preferences, int(np.abs(town.true_prob - 0.5).argmin())
+    yield _indented(Text(f"“{votes.prompts[votes.prompt_index[row]]}”", style="italic"))
+    sides = (("A", votes.a_index, votes.votes_a), ("B", votes.b_index, votes.votes_b))
+    yield _texts((f"{name}: {count[row]} votes", str(votes.responses[index[row]])) for name, index, count in sides)
+    yield _indented(Text(f"True share: {town.true_prob[row]:.0%} of the town prefer A. A majority label hides this."))
+
+
+def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str | None) -> Iterator[RenderableType]:
+    """Yield the main result, the camps with a member, the answer to a question, and the next commands.
+
+    Args:
+        result: of the demo.
+        commands: fit the same ensemble and serve it.
+        report: the file with all details, if one was written.
+    """
+    yield heading("2. The ensemble against one reward")
+    record = result.ensemble.record
+    if record.evaluation:
+        yield from islice(headline_lines(headline(record.evaluation, record)), 2)  # section 5 has the next step
+    methods = [(shown, result.method(name)) for name, shown in ROWS.items()]
+    rows = [(shown, one.brier, one.brier_corrected, one.true_error) for shown, one in methods]
+    yield draw(Table("", ("", "Brier", "corrected", "true error"), rows, TRUE_ERROR, main=0))
+    yield heading("3. Who is represented")
+    yield Text(
+        f"The town has {len(next(iter(result.camps.values())).camps)} camps. No fit sees them. A camp has a member if "
+        "one member agrees with it significantly more often than soft BT."
+    )
+    for fitted, study in result.camps.items():
+        yield Text(f"  {study.represented} of {len(study.camps)} camps have a member: fitted to {fitted}")
+    yield heading("4. Ask it a question")
+    yield from _asked_lines(result.asked)
+    yield heading("5. Next")
+    if report:
+        yield Text(f"Wrote {report}, with all methods, members and camps. Open it in a browser.")
+    else:
+        yield Text("All methods, members and camps are in the report:")
+        yield command_line("  pluralign demo --report town.html")
+    yield Text("The page of this ensemble, at http://127.0.0.1:8000:")
+    for words in commands:
+        yield command_line(f"  {shlex.join(words)}")
+    yield Text("Your own votes:")
+    yield command_line("  pluralign inspect votes.csv")
+    yield command_line("  pluralign fit votes.csv -o ensemble")
+    yield Text()
+
+
+def _asked_lines(asked: Asked) -> Iterator[RenderableType]:
+    answer, chosen = asked.answer, asked.answer.consensus
+    covered = sum(asked.share_of(entry.text) for entry in answer.answers)
+    yield _indented(Text(f"“{asked.prompt}”", style="italic"))
+    yield Text(
+        f"{len(answer.answers)} of {answer.candidates} answers are the first choice of a member. For {covered:.0%} of "
+        "the town, their first choice is among these. Weight of the members, share of the town:"
+    )
+    yield _texts(
+        (f"{entry.weight:.0%}, {asked.share_of(entry.text):.0%}", entry.text) for entry in answer.answers[:SLATE_SHOWN]
+    )
+    if chosen:
+        yield Text(f"Consensus: {chosen.least_support:.0%} of the weight prefer this answer to its strongest rival.")
+        yield _indented(Text(shortened(visible(chosen.text), CONSENSUS_LENGTH)))
+
+
+def _texts(rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Return labels with the beginning of a text each, in two columns."""
+    table = rich.table.Table.grid(padding=(0, 2))
+    for label, text in rows:
+        table.add_row(label, Text(shortened(visible(text), TEXT_LENGTH)))
+    return _indented(table)
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2))
+
+
+# --- ``reproduce``: the commands of experiments and their results
 
 
 def commands_page(experiments: Sequence[Experiment]) -> Iterator[RenderableType]:
@@ -29,8 +138,8 @@ def commands_page(experiments: Sequence[Experiment]) -> Iterator[RenderableType]
         if one.prompts == "prism":
             yield Text("· prompts: HannahRoseKirk/prism-alignment from the hub, or --prompts prism:FOLDER")
         for line in one.recipe.notes:
-            yield Text(f"· {line}", style="dim")
-    yield Text("Nothing is estimated; what fits which hardware: docs/how-to/reproduce.md\n", style="dim")
+            yield dim(f"· {line}")
+    yield dim("Nothing is estimated; what fits which hardware: docs/how-to/reproduce.md\n")
 
 
 def reproduction_page(done: Reproduction) -> Iterator[RenderableType]:
@@ -47,7 +156,7 @@ def reproduction_page(done: Reproduction) -> Iterator[RenderableType]:
         yield Text(f"The ensemble beats the floor from {below} members on." if below else "No size beats the floor.")
         yield Text(f"Figure 3: mean Kendall's τ between members: {number(one.mean_tau)}.")
         if one.skipped:
-            yield Text(f"Finished by an earlier run: {', '.join(one.skipped)}.", style="dim")
+            yield dim(f"Finished by an earlier run: {', '.join(one.skipped)}.")
         yield Text(f"Report: {one.report}")
     for path in done.figures:
         yield Text(f"Figure: {path}")

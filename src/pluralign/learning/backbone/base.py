@@ -16,7 +16,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.processes import Processes
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.learning.backbone.batches import TextPairs
+from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.teacher import Teacher, fit_teacher

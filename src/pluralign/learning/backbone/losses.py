@@ -6,7 +6,7 @@ split over devices and micro-batches.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
@@ -64,18 +64,9 @@ class RunningFigures:
         return (torch.tensor(self.disagreement, device=like.device) > bound).to(like.dtype)
 
 
-class PairLoss(Protocol):
-    """A loss of reward differences."""
-
-    def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:
-        """Return the loss of a micro-batch.
-
-        Args:
-            difference: reward of response a minus that of b, ``(n, outputs)``.
-            labels: ``prob_a``, ``target`` and ``weight`` of the pairs, ``(n,)`` each.
-            running: figures of the steps before.
-            done: share of the training that is done, from 0 to 1.
-        """
+PairLoss: TypeAlias = Callable[[Any, Mapping[str, Any], RunningFigures, float], Any]
+"""Returns the loss of a micro-batch from reward differences ``(n, outputs)``, the labels ``prob_a``, ``target`` and
+``weight``, ``(n,)`` each, the figures of the steps before, and the share of the training that is done."""
 
 
 @dataclass(frozen=True)

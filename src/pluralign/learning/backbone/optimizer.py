@@ -144,30 +144,14 @@ class OneSidedSoap(Soap):
     A square layer then stores two matrices of its size instead of four, besides the moments.
     """
 
-    def init_pre_conditioner(
-        self,
-        grad: Any,
-        state: Any,
-        precondition_frequency: int = 10,
-        shampoo_beta: float = 0.95,
-        max_precondition_dim: int = 10000,
-        precondition_1d: bool = False,
-        merge_dims: bool = False,
-    ) -> None:
+    def init_pre_conditioner(self, grad: Any, state: Any, *args: Any, **settings: Any) -> None:
         """Allocate the matrix of the shorter side."""
-        settings = precondition_frequency, shampoo_beta, max_precondition_dim, precondition_1d, merge_dims
-        super().init_pre_conditioner(grad, state, *settings)
+        super().init_pre_conditioner(grad, state, *args, **settings)
         shorter = min(range(grad.dim()), key=lambda side: grad.shape[side])
         state["GG"] = [matrix if side == shorter else [] for side, matrix in enumerate(state["GG"])]
 
     def update_pre_conditioner(
-        self,
-        grad: Any,
-        state: Any,
-        step: int,
-        max_precondition_dim: int = 10000,
-        precondition_1d: bool = False,  # noqa: ARG002
-        merge_dims: bool = False,
+        self, grad: Any, state: Any, step: int, max_precondition_dim: int = 10000, *_: Any, **__: Any
     ) -> None:
         """Add a gradient to the matrix of the shorter side, and renew its basis when it is due."""
         for side, matrix in enumerate(state["GG"]):
@@ -178,4 +162,4 @@ class OneSidedSoap(Soap):
         if state["Q"] is None:
             state["Q"] = self.get_orthogonal_matrix(state["GG"])
         if step > 0 and step % state["precondition_frequency"] == 0:
-            state["Q"] = self.get_orthogonal_matrix_qr(state, max_precondition_dim, merge_dims)
+            state["Q"] = self.get_orthogonal_matrix_qr(state, max_precondition_dim)

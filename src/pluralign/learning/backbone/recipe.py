@@ -1,26 +1,31 @@
-"""The recipe of fine-tuning: steps, learning rates, trackers and the order of pairs (the paper's App. Training
-Pipeline).
+"""The recipe of fine-tuning (the paper's App. Training Pipeline): steps, learning rates, and the order of pairs.
+
+The pairs of a prompt share responses. A step therefore takes whole prompts, and a micro-batch reads each of its texts
+once and takes all its pairs from their rewards. The loss is a mean over the pairs of a step, so the split into
+micro-batches changes no result.
 """
 
 import importlib
 import math
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.learning.options import FinetuneOptions
 from pluralign.text.loading import gpu_has_bfloat16
 from pluralign.text.options import ChosenPrecision, Precision
-
-# --- Pairs per step and number of steps of fine-tuning (the paper's App. Training Pipeline). It needs no torch.
-
+from pluralign.votes.prompts import Item
 
 LARGEST_BATCH = 512
 LEAST_STEPS = 32
@@ -42,11 +47,9 @@ def batch_and_steps(n_pairs: int, batch_size: int | None = None, epochs: float =
         >>> batch_and_steps(100_000), batch_and_steps(1_500)
         ((512, 195), (32, 47))
     """
-    batch = batch_size
-    if batch is None:
-        batch = LARGEST_BATCH
-        while batch > SMALLEST_BATCH and n_pairs * epochs < LEAST_STEPS * batch:
-            batch //= 2
+    batch = batch_size or LARGEST_BATCH
+    while batch_size is None and batch > SMALLEST_BATCH and n_pairs * epochs < LEAST_STEPS * batch:
+        batch //= 2
     return batch, max(1, round(n_pairs * epochs / batch))
 
 
@@ -160,13 +163,157 @@ def training_plan(
     """
     batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
     if batch % processes:
-        raise UsageError(
-            f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "
-            f"given; change --batch-size or the number of processes."
-        )
+        given = f"{processes} processes cannot share {batch} pairs per step equally"
+        raise UsageError(f"{given}; change --batch-size or the number of processes.")
     if _uses_fsdp() and precision == "bfloat16":
         raise UsageError("FSDP needs weights of one precision, but the head is in float32; use --precision float32.")
     if _uses_fsdp() and tuning.optimizer != "adamw":
         raise UsageError("SOAP needs whole matrices, but FSDP splits them over devices; use --optimizer adamw.")
     learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
     return TrainingPlan(batch, steps, learning_rate, tuning, seed, processes, precision)
+
+
+# --- the order of training: which pairs each step takes, and which texts are read together --------------------------
+
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Compared texts, with the votes."""
+
+    items: Sequence[Item]
+    """Every distinct text."""
+    a: IndexArray
+    """Index of response a among the texts, ``(n,)``."""
+    b: IndexArray
+    """Index of response b among the texts, ``(n,)``."""
+    prob_a: FloatArray
+    """Share of people preferring a, ``(n,)``."""
+    prompt: IndexArray
+    """Prompt of each pair, ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Pairs that are read together, each of their texts once."""
+
+    pairs: Indices
+    texts: Indices
+    """The distinct texts of the pairs."""
+    scale: float
+    """Pairs of this micro-batch over the mean of all micro-batches of the step. The mean of the scaled losses of the
+    micro-batches is the loss of the step."""
+
+
+def draw_steps(prompt: IndexArray, steps: int, batch: int, rng: np.random.Generator) -> Indices:
+    """Return the pairs of every step, ``(steps, batch)``: prompts in random order, one epoch after the other.
+
+    Args:
+        prompt: prompt of each pair, ``(n,)``.
+        steps: number of steps.
+        batch: number of pairs per step.
+        rng: of the order of prompts, and of the pairs of a prompt.
+
+    Example:
+        >>> draw_steps(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0)).tolist()
+        [[1, 0], [2, 3]]
+    """
+    _, number = np.unique(prompt, return_inverse=True)
+    epochs = []
+    for _ in range(math.ceil(steps * batch / len(prompt))):
+        place, rank = rng.permutation(number.max() + 1), rng.random(len(prompt))
+        epochs.append(np.lexsort((rank, place[number])))
+    return np.concatenate(epochs)[: steps * batch].reshape(steps, batch)
+
+
+def split_steps(
+    steps: Indices, pairs: TextPairs, lengths: Indices, max_texts: int, processes: int = 1
+) -> list[list[MicroBatch]]:
+    """Return the micro-batches of every step: as few as possible, and the same number in every step.
+
+    Prompts with texts of similar length share a micro-batch and need little padding. The longest come first, so that a
+    lack of memory shows at once.
+
+    Args:
+        steps: the pairs of every step, ``(steps, batch)``.
+        pairs: the training pairs.
+        lengths: tokens of each text.
+        max_texts: maximum number of texts of a micro-batch, at least 2.
+        processes: the number of micro-batches is a multiple of it.
+    """
+    longest = np.zeros(int(pairs.prompt.max()) + 1, dtype=np.int64)
+    np.maximum.at(longest, pairs.prompt, np.maximum(lengths[pairs.a], lengths[pairs.b]))
+    split = []
+    for step in steps:
+        order = np.lexsort((pairs.b[step], pairs.a[step], pairs.prompt[step], -longest[pairs.prompt[step]]))
+        split.append(_split(step[order], pairs, max_texts))
+    count = math.ceil(max(map(len, split)) / processes) * processes
+
+    def micro_batch(part: Indices) -> MicroBatch:
+        texts = np.unique(np.concatenate([pairs.a[part], pairs.b[part]])).astype(np.int64)
+        return MicroBatch(part, texts, len(part) / (steps.shape[1] / count))
+
+    return [[micro_batch(part) for part in _refine(parts, pairs, count)] for parts in split]
+
+
+def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
+    """Return the texts of each forward pass of a micro-batch. Texts of similar length share a pass, to avoid padding.
+
+    Minimises Σ_g (n_g · max length_g + c) over groups g of texts that are adjacent in order of length.
+
+    Args:
+        lengths: tokens of each text.
+        pass_tokens: c, the cost of one more pass, as a number of tokens.
+
+    Example:
+        >>> length_groups([10, 200, 12, 190], pass_tokens=64)
+        [[1, 3], [2, 0]]
+        >>> length_groups([10, 200, 12, 190], pass_tokens=1024)
+        [[1, 3, 2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
+    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first texts in order: the cost, and where the last group starts
+    for end in range(1, len(order) + 1):
+        costs = ((best[i][0] + (end - i) * lengths[order[i]] + pass_tokens, i) for i in range(end))
+        best.append(min(costs))
+    groups: list[list[int]] = []
+    while order:
+        start = best[len(order)][1]
+        groups.insert(0, order[start:])
+        del order[start:]
+    return groups
+
+
+def _split(step: Indices, pairs: TextPairs, max_texts: int) -> list[Indices]:
+    """Cut the pairs of a step where the texts are too many: between prompts, or inside a prompt with many texts."""
+    parts: list[Indices] = []
+    current: list[int] = []
+    texts: set[int] = set()
+    bounds = np.flatnonzero(np.diff(pairs.prompt[step])) + 1
+    for group in np.split(step, bounds):
+        own = set(pairs.a[group].tolist()) | set(pairs.b[group].tolist())
+        if current and len(texts | own) > max_texts:
+            parts.append(np.array(current))
+            current, texts = [], set()
+        for pair in group.tolist():
+            both = {int(pairs.a[pair]), int(pairs.b[pair])}
+            if len(texts | both) > max_texts:
+                parts.append(np.array(current))
+                current, texts = [], set()
+            current.append(pair)
+            texts |= both
+    return [*parts, np.array(current)]
+
+
+def _refine(parts: list[Indices], pairs: TextPairs, count: int) -> list[Indices]:
+    """Halve the largest parts until there are ``count``, between prompts where possible."""
+    parts = list(parts)
+    while len(parts) < count:
+        largest = max(range(len(parts)), key=lambda position: len(parts[position]))
+        part = parts[largest]
+        bounds, middle = np.flatnonzero(np.diff(pairs.prompt[part])) + 1, len(part) // 2
+        cut = int(bounds[np.abs(bounds - middle).argmin()]) if len(bounds) else middle
+        parts[largest : largest + 1] = [part[:cut], part[cut:]]
+    return parts

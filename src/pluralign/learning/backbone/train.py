@@ -7,13 +7,12 @@ import gc
 import importlib
 import json
 import logging
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -38,26 +37,19 @@ from pluralign.core.processes import Processes
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
+from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
-from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
 from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
-from pluralign.learning.backbone.recipe import TrainingPlan, choose_precision, training_plan
-from pluralign.learning.options import FinetuneOptions, FitOptions, Variant
+from pluralign.learning.options import FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.task import AUTO_SIZES, FitWatcher
 from pluralign.learning.teacher import VOICES, damping_factor
+from pluralign.learning.tuned import TunedTask
+from pluralign.text import loading
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
-from pluralign.text.loading import (
-    Tokens,
-    check_cpu_bfloat16,
-    hub_source,
-    padded,
-    quiet_transformers,
-    random_states_restored,
-)
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 
@@ -89,11 +81,11 @@ Labels: TypeAlias = Mapping[str, FloatArray]
 
 @dataclass(frozen=True)
 class MicroBatches(torch.utils.data.Dataset[Any]):
-    """The micro-batches of a training in their order. Each has the tokens of its texts, padded on the right."""
+    """The micro-batches of a training in their order. Each has the tokens of its texts, loading.padded on the right."""
 
-    batches: Sequence[MicroBatch]
-    pairs: TextPairs
-    tokens: Sequence[Tokens]
+    batches: Sequence[recipe.MicroBatch]
+    pairs: recipe.TextPairs
+    tokens: Sequence[loading.Tokens]
     """Of every distinct text."""
     labels: Labels
     pad: int
@@ -104,10 +96,10 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         batch, pairs = self.batches[position], self.pairs
-        places = {"a": pairs.a[batch.pairs], "b": pairs.b[batch.pairs]}
         return {
-            **padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
-            **{name: torch.from_numpy(np.searchsorted(batch.texts, index)) for name, index in places.items()},
+            **loading.padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
+            "a": torch.from_numpy(np.searchsorted(batch.texts, pairs.a[batch.pairs])),
+            "b": torch.from_numpy(np.searchsorted(batch.texts, pairs.b[batch.pairs])),
             **{name: torch.from_numpy(self.labels[name][batch.pairs]).float() for name in LABELS},
             "scale": torch.tensor(batch.scale),
         }
@@ -126,13 +118,7 @@ class PairTrainer(transformers.Trainer):
     head: str
     """Name of the head's layer."""
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: ARG002
-        num_items_in_batch: Any = None,  # noqa: ARG002
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """Return the loss of one micro-batch."""
         labels = {name: inputs.pop(name) for name in LABELS}
         a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
@@ -150,7 +136,7 @@ class PairTrainer(transformers.Trainer):
         if self.args.world_size > 1:
             return model(**inputs).logits.float()
         lengths = inputs["attention_mask"].sum(dim=1).tolist()
-        groups = length_groups(lengths, CPU_PASS if self.args.device.type == "cpu" else GPU_PASS)
+        groups = recipe.length_groups(lengths, CPU_PASS if self.args.device.type == "cpu" else GPU_PASS)
         parts = [
             model(**{name: part[group, : lengths[group[0]]] for name, part in inputs.items()}).logits.float()
             for group in groups
@@ -173,14 +159,10 @@ class PairTrainer(transformers.Trainer):
                 in_head = f".{self.head}." in f".{name}" or ".modules_to_save." in name
                 groups.setdefault((in_head, name in decayed), []).append(parameter)
         rate = self.args.learning_rate
-        settings = [
-            {
-                "params": parameters,
-                "lr": rate * (HEAD_FACTOR if in_head else 1.0),
-                "weight_decay": self.args.weight_decay if decays else 0.0,
-            }
-            for (in_head, decays), parameters in groups.items()
-        ]
+        settings = []
+        for (in_head, decays), parameters in groups.items():
+            own = {"lr": rate * HEAD_FACTOR} if in_head else {"lr": rate}
+            settings.append({"params": parameters, **own, "weight_decay": self.args.weight_decay if decays else 0.0})
         half = any(one.dtype == torch.bfloat16 for group in groups.values() for one in group)
         kind = {"soap": Soap, "soap-one-sided": OneSidedSoap, "adamw": RoundedAdamW if half else torch.optim.AdamW}
         self.optimizer = kind[self.optimizer_name](settings, lr=rate)
@@ -214,7 +196,9 @@ class StepCallback(transformers.TrainerCallback):
         """Update the running figures, report the step, and ask for a checkpoint if one is due."""
         self.running.end_step(lambda sums: accelerate.utils.reduce(sums, "sum"))
         if state.global_step < state.max_steps:  # after the last step the model itself is saved
-            control.should_save = self.processes.agreed(self._is_due)
+            control.should_save = self.processes.agreed(
+                lambda: monotonic() - self.since >= self.interval * self.slowdown
+            )
         self.save_started = monotonic()
         if self.progress:
             self.progress(state.global_step, state.max_steps)
@@ -227,26 +211,20 @@ class StepCallback(transformers.TrainerCallback):
             newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             with atomic_write(newest / COMPLETE_FILE) as partial:
                 partial.write_text(json.dumps(stored))
-            for path in Path(args.output_dir).glob("checkpoint-*"):
+            for path in newest.parent.glob("checkpoint-*"):
                 if path != newest:
                     shutil.rmtree(path, ignore_errors=True)
         self.since = monotonic()
         self.slowdown = max(1.0, (self.since - self.save_started) / SAVE_SECONDS)
 
-    def _is_due(self) -> bool:
-        return monotonic() - self.since >= self.interval * self.slowdown
-
 
 def checkpoint_seconds() -> float:
     """Return the time between two checkpoints. Raises UsageError if the environment variable has no such value."""
     value = os.environ.get(CHECKPOINT_VARIABLE, str(CHECKPOINT_SECONDS))
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise UsageError(f"{CHECKPOINT_VARIABLE} must be a number of seconds, 0 or more, not {shortened(value, 20)!r}.")
-    return seconds
+    with suppress(ValueError):
+        if (seconds := float(value)) >= 0:
+            return seconds
+    raise UsageError(f"{CHECKPOINT_VARIABLE} must be a number of seconds, 0 or more, not {shortened(value, 20)!r}.")
 
 
 # --- The trainings of one ensemble: each resumes from its last checkpoint. When memory runs out, micro-batches shrink.
@@ -277,10 +255,10 @@ class Training:
 class FinetuneRun:
     """What the trainings of one ensemble share."""
 
-    pairs: TextPairs
-    tokens: Sequence[Tokens]
+    pairs: recipe.TextPairs
+    tokens: Sequence[loading.Tokens]
     """Of every distinct text."""
-    plan: TrainingPlan
+    plan: recipe.TrainingPlan
     base: BaseModel
     checkpoints: Checkpoints
     notes: list[str]
@@ -299,7 +277,7 @@ class FinetuneRun:
         """The training pairs by the states of the base model, which is loaded and reads each text once."""
         plan, processes = self.plan, self.checkpoints.processes
         try:
-            with random_states_restored(), quiet_transformers():
+            with loading.random_states_restored(), loading.quiet_transformers():
                 model = self.base.reward_model(1, replace(plan.tuning, lora=False), ANY_SEED, plan.bf16_body)
                 model.to(plan.arguments(self.folder, plan.processes).device)
                 states = base_states(self.base, model, self.pairs, plan.seed, processes)
@@ -320,7 +298,7 @@ class FinetuneRun:
                 shutil.rmtree(unfinished, ignore_errors=True)
             return time.perf_counter() - started
 
-        return float(self.checkpoints.value(training.name, compute))
+        return self.checkpoints.keep(training.name, float, compute)
 
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
@@ -331,13 +309,13 @@ class FinetuneRun:
             try:
                 remedy = "free some space and run the same command; it resumes from the last complete checkpoint"
                 disk_errors = disk_errors_as_data_error(self.folder, remedy)
-                with disk_errors, random_states_restored(), quiet_transformers():
+                with disk_errors, loading.random_states_restored(), loading.quiet_transformers():
                     trainer = self._train(training, unfinished)
                     trainer.save_model(str(folder))
                     del trainer  # so that its memory is free for what follows
                 break
             except RuntimeError as error:  # running out of memory is one
-                if not _is_out_of_memory(error):
+                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 self._halve_micro_batch()
             finally:
@@ -364,8 +342,8 @@ class FinetuneRun:
         plan, pairs, root = self.plan, self.pairs, self.checkpoints.root
         seed = [plan.seed, FINETUNE, *training.name.encode()]
         lengths = np.array([len(text["input_ids"]) for text in self.tokens])
-        steps = draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
-        batches = split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
+        steps = recipe.draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
+        batches = recipe.split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
         run_name = f"{root.resolve().name if root else ''}-{training.name}"
         arguments = plan.arguments(unfinished, len(batches[0]), run_name)
         model = self.base.reward_model(
@@ -426,7 +404,7 @@ class FinetuneRun:
 
     def features(self, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
         """Return the models as features."""
-        source = hub_source(self.base.folder)
+        source = loading.hub_source(self.base.folder)
         return FinetunedFeatures(
             base=self.base.name, method=method, lora=self.plan.tuning.lora, outputs=outputs,
             max_length=self.base.max_length, identity=identity, revision=source[1] if source else "",
@@ -448,10 +426,7 @@ class FinetuneRun:
 
 
 def prepare_run(
-    pairs: TextPairs,
-    plan: TrainingPlan,
-    checkpoints: Checkpoints,
-    progress: Progress | None = None,
+    pairs: recipe.TextPairs, plan: recipe.TrainingPlan, checkpoints: Checkpoints, progress: Progress | None = None
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -466,7 +441,7 @@ def prepare_run(
     """
     base = load_base(str(plan.tuning.backbone), plan.tuning.max_length, pairs.items)
     if plan.precision == "bfloat16" and not torch.cuda.is_available():
-        check_cpu_bfloat16()
+        loading.check_cpu_bfloat16()
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else [])]
     unused = torch.cuda.device_count() - 1  # a process trains on one
@@ -478,10 +453,6 @@ def prepare_run(
     for note in notes if checkpoints.processes.first else []:
         logger.warning("%s.", note)
     return FinetuneRun(pairs, tokens, plan, base, checkpoints, notes, progress)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _free_memory() -> None:
@@ -499,26 +470,9 @@ MOST_STAGES = AUTO_SIZES[-1]
 """Number of stages after which ``--k auto`` stops in any case."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """Fine-tuned models, and how they were trained."""
-
-    features: FinetunedFeatures
-    plan: TrainingPlan
-    seconds: list[float]
-    """Training time of each model."""
-    notes: list[str]
-
-
 def fine_tune(
-    pairs: TextPairs,
-    options: FitOptions,
-    tuning: FinetuneOptions,
-    checkpoints: Checkpoints,
-    enough: Enough | None = None,
-    progress: Progress | None = None,
-    watcher: FitWatcher | None = None,
-) -> Tuned:
+    pairs: recipe.TextPairs, task: TunedTask, enough: Enough | None = None
+) -> tuple[FinetuneRun, FinetunedFeatures, list[float]]:
     """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
     ``joint``: one model whose outputs are the rewards of a mixture, then one reward. It learns from the votes alone
@@ -534,62 +488,48 @@ def fine_tune(
 
     Args:
         pairs: the training pairs.
-        options: method, size, variant, bound, precision and seed. A joint model does not depend on the size.
-        tuning: the backbone and the recipe.
-        checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
-            the processes of ``join_launch``.
+        task: the fit. A joint model does not depend on the size. Checkpoints need a folder: they store the models
+            and unfinished trainings, and resume them.
         enough: stagewise: called after each stage; if it returns True, no further stage is trained. Its answer is
             stored, so a resumed run stops at the same stage.
-        progress: called with the steps done and their total.
-        watcher: receives the name of each model before its training.
 
     Returns:
-        The models as features, in the folder of ``checkpoints``: the states of a joint model, or the outputs of
-        stagewise models.
+        The run; the models as features, which are the states of a joint model, or the outputs of stagewise models; and
+        the training time of each model.
     """
-    precision = choose_precision(options.precision)
-    plan = training_plan(len(pairs.prob_a), tuning, options.seed, checkpoints.processes.count, precision)
-    run, watcher = prepare_run(pairs, plan, checkpoints, progress), watcher or FitWatcher()
+    options, processes = task.options, task.checkpoints.processes
+    plan = recipe.training_plan(
+        len(pairs.prob_a), task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
+    )
+    run = prepare_run(pairs, plan, task.checkpoints, task.progress)
     if options.method == "joint":
-        features, seconds = _joint(run, watcher)
-    else:
-        features, seconds = _stagewise(run, options, enough, watcher)
-    return Tuned(features, plan, seconds, run.notes)
-
-
-@dataclass(frozen=True, eq=False)
-class JointStart:
-    """The mixture on the base model's states that a joint training starts from."""
-
-    head: FloatArray
-    """Weights of the head, ``(outputs, hidden)``."""
-    weights: FloatArray
-    """Of the mixture."""
-    damping: FloatArray
-    """Factor that shortens long differences, of each pair, ``(n,)``."""
+        return run, *_joint(run, task.watcher)
+    return run, *_stagewise(run, options, enough, task.watcher)
 
 
 def _joint(run: FinetuneRun, watcher: FitWatcher) -> tuple[FinetunedFeatures, list[float]]:
     prob_a = run.pairs.prob_a
+
+    def mixture() -> dict[str, FloatArray]:
+        """Return the mixture on the base model's states as weights of a head, and the damping of each pair."""
+        teacher, squares = run.states.teacher, row_squares(run.states.pairs.difference)
+        head = run.states.head(np.column_stack([teacher.voices, teacher.theta]))
+        damping = damping_factor(squares, teacher.damping, teacher.mean_square)
+        return {"head": head, "weights": teacher.voice_weights, "damping": damping}
+
     loss: PairLoss = VoteLoss(VOICES)
-    start = JointStart(np.zeros(0), np.zeros(0), np.ones(len(prob_a)))  # a fresh head needs none
+    start = {"damping": np.ones(len(prob_a))}  # a fresh head needs nothing else
     if not run.plan.tuning.fresh_head:
-        start = run.checkpoints.keep("start", JointStart, lambda: _joint_start(run.states))
-        loss = MixtureLoss(tuple(start.weights.tolist()))
+        start = run.checkpoints.keep("start", dict[str, FloatArray], mixture)
+        loss = MixtureLoss(tuple(start["weights"].tolist()))
     watcher.training("all members")
-    labels = {"prob_a": prob_a, "target": prob_a, "weight": start.damping}
+    labels = {"prob_a": prob_a, "target": prob_a, "weight": start["damping"]}
     features = run.features("joint", VOICES + 1)
     (folder,) = model_folders(features)
-    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start.head), folder)
+    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start["head"]), folder)
     features = features.with_current_hashes()
     run.read(features)  # fills the cache of vectors
     return features, [seconds]
-
-
-def _joint_start(states: BaseStates) -> JointStart:
-    teacher, squares = states.teacher, row_squares(states.pairs.difference)
-    head = states.head(np.column_stack([teacher.voices, teacher.theta]))
-    return JointStart(head, teacher.voice_weights, damping_factor(squares, teacher.damping, teacher.mean_square))
 
 
 def _stagewise(
@@ -620,7 +560,7 @@ def _stagewise(
         features = run.features("stagewise", j + 1, identity)
         outputs = run.read(features)
         votes = votes_from_rewards(outputs[pairs.a], outputs[pairs.b])
-        if enough and run.checkpoints.value(f"enough-{j}", lambda: processes.agreed(lambda: enough(outputs))):  # noqa: B023 - called at once
+        if enough and run.checkpoints.keep(f"enough-{j}", bool, lambda: processes.agreed(lambda: enough(outputs))):  # noqa: B023 - called at once
             break
         prob_hat = votes @ simplex_least_squares(votes, pairs.prob_a)
     return features, seconds

@@ -70,7 +70,6 @@ class Stream(IntEnum):
     PAIRS = 3
     VOTES = 4
     PEOPLE = 5
-    CANDIDATES = 6
 
 
 def draw_population(n_annotators: int, seed: int) -> tuple[IntArray, FloatArray]:
@@ -92,18 +91,9 @@ def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
     position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
     is_stance = [levels.stance == STANCES.index(name) for name in ("compromise", "undecided")]
     is_support = [levels.support == SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
-    manner = [
-        *is_stance,
-        _LENGTH[levels.length],
-        _WARMTH[levels.tone],
-        _FORMALITY[levels.tone],
-        _HEDGING[levels.hedging],
-        levels.structure != PROSE,
-        levels.structure == NUMBERED,
-        *is_support,
-        levels.call,
-        levels.question,
-    ]
+    style = [_LENGTH[levels.length], _WARMTH[levels.tone], _FORMALITY[levels.tone], _HEDGING[levels.hedging]]
+    is_list = [levels.structure != PROSE, levels.structure == NUMBERED]
+    manner = [*is_stance, *style, *is_list, *is_support, levels.call, levels.question]
     return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
 
 

@@ -59,20 +59,6 @@ _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Prompts with the same number of responses each, and the features of every response. All texts are distinct."""
-
-    prompts: list[str]
-    """``(n_prompts,)``"""
-    responses: list[list[str]]
-    """``(n_prompts, n_responses)``"""
-    features: FloatArray
-    """``(n_prompts, n_responses, n_features)``; the product with ``tastes.T`` is the true rewards."""
-    attributes: IntArray
-    """``(n_prompts, n_responses, n_attributes)``: the levels of each response, see ``Attributes``."""
-
-
-@dataclass(frozen=True)
 class TownHall:
     """Votes, and the true preferences of the population behind them."""
 
@@ -165,23 +151,25 @@ def town_hall(
     low, high = _range("votes_per_pair", votes_per_pair)
     check_at_least("n_pairs", n_pairs, 1)
     check_at_least("n_annotators", n_annotators, 1)
-    _check_responses("n_responses_per_prompt", n_responses_per_prompt)
+    check_at_least("n_responses_per_prompt", n_responses_per_prompt, 2)
+    if n_responses_per_prompt > MAX_RESPONSES_PER_PROMPT:
+        most = f"at most {MAX_RESPONSES_PER_PROMPT}"
+        raise UsageError(f"n_responses_per_prompt must be {most}, not {n_responses_per_prompt}.")
     all_pairs = math.comb(n_responses_per_prompt, 2)
     if pairs_per_prompt is None:
         pairs_per_prompt = min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
     check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
     if pairs_per_prompt > all_pairs:
+        most = f"{all_pairs}, the pairs among {n_responses_per_prompt} responses"
         raise UsageError(
-            f"pairs_per_prompt must be at most {all_pairs}, the pairs among {n_responses_per_prompt} responses, "
-            f"not {pairs_per_prompt}: ask for more responses per prompt."
+            f"pairs_per_prompt must be at most {most}, not {pairs_per_prompt}: use more responses per prompt."
         )
     camps, tastes = draw_population(n_annotators, population_seed)
     n_prompts = -(-n_pairs // pairs_per_prompt)
     topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
     attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
-    prompt_index, items = _draw_pairs(
-        n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, random_stream(seed, Stream.PAIRS)
-    )
+    pairs_random = random_stream(seed, Stream.PAIRS)
+    prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, pairs_random)
     used, number = by_first_appearance(items.ravel())
     items = number.reshape(items.shape).astype(np.int64)
     topic_of_item = used // n_responses_per_prompt
@@ -192,46 +180,14 @@ def town_hall(
     random = random_stream(seed, Stream.VOTES)
     n_votes = random.integers(low, high + 1, size=n_pairs)
     votes_a = random.binomial(n_votes, prob)
-    preferences = PreferenceSet.from_indices(
-        [write_prompt(*topic) for topic in topics.tolist()],
-        _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING)),
-        prompt_index,
-        items[:, 0],
-        items[:, 1],
-        votes_a,
-        n_votes - votes_a,
-        name="demo",
-    )
+    prompts = [write_prompt(*topic) for topic in topics.tolist()]
+    responses = _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING))
+    texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
+    preferences = PreferenceSet.from_indices(*texts, *votes, name="demo")
     given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
     if given == (0, 5, 1000, 6, DEFAULT_PAIRS_PER_PROMPT, 0):
         preferences = replace(preferences, loaded=Loaded(f"demo:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps)
-
-
-def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
-    """Draw prompts with candidate responses in the style of ``town_hall``, and their features.
-
-    The draw is independent of that of ``town_hall`` with the same seed, so common prompts are rare.
-
-    Example:
-        >>> hall, lists = town_hall(80), answers(3, 5)
-        >>> rewards = lists.features @ hall.tastes.T  # of every annotator for every response
-        >>> rewards.shape
-        (3, 5, 1000)
-    """
-    check_at_least("n_prompts", n_prompts, 1)
-    _check_responses("n_responses", n_responses)
-    topics = _draw_topics(n_prompts, random_stream(seed, Stream.CANDIDATES, Stream.TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses, random_stream(seed, Stream.CANDIDATES, Stream.ATTRIBUTES))
-    flat = attributes.reshape(-1, attributes.shape[-1])
-    repeated = np.repeat(topics, n_responses, axis=0)
-    texts = _write_distinct(repeated, flat, random_stream(seed, Stream.CANDIDATES, Stream.WORDING))
-    return Answers(
-        prompts=[write_prompt(*topic) for topic in topics.tolist()],
-        responses=[texts[start : start + n_responses] for start in range(0, len(texts), n_responses)],
-        features=features_of(repeated[:, 0], flat).reshape(n_prompts, n_responses, -1),
-        attributes=attributes,
-    )
 
 
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
@@ -242,9 +198,7 @@ def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     n_distinct = n_towns * n_questions * n_places
     most = len(load_issues()) * int(n_distinct.min())
     if n_prompts > most:
-        raise UsageError(
-            f"at most {most:,} distinct prompts are possible, not {n_prompts:,}: use more pairs per prompt."
-        )
+        raise UsageError(f"at most {most:,} distinct prompts exist, not {n_prompts:,}: use more pairs per prompt.")
     rounds = -(-n_prompts // len(load_issues()))
     issue = random.permuted(np.tile(np.arange(len(load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
     code = np.empty(n_prompts, dtype=np.int64)
@@ -327,9 +281,3 @@ def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
     check_at_least(name, low, 1)
     check_at_least(f"the upper end of {name}", high, low)
     return low, high
-
-
-def _check_responses(name: str, value: int) -> None:
-    check_at_least(name, value, 2)
-    if value > MAX_RESPONSES_PER_PROMPT:
-        raise UsageError(f"{name} must be at most {MAX_RESPONSES_PER_PROMPT}, not {value}.")

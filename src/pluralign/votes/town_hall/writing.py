@@ -362,10 +362,8 @@ class _Writer:
             return [side.format(pro=pro, con=con) for side, pro, con in zip(sides, pros, cons, strict=False)]
         own = (pros if self.stance == "for" else cons)[:count]
         opened = self.pick(words.reason_openings[self.hedge]) + own[0]
-        return [
-            opened,
-            *(link + reason for link, reason in zip(self.in_turn(words.links, len(own) - 1), own[1:], strict=True)),
-        ]
+        links = self.in_turn(words.links, len(own) - 1)
+        return [opened, *(link + reason for link, reason in zip(links, own[1:], strict=True))]
 
     def in_turn(self, options: Phrases, count: int) -> list[str]:
         """Return phrases in the order of the table, from one that is chosen."""
