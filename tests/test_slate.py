@@ -19,7 +19,6 @@ from pluralign.answering.answer import DRAFTS, choose
 from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.slate import (
-    DRAFTS,
     NO_MAJORITY,
     NO_MAJORITY_BY_RULE,
     instruction,
