@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+ASK = "#ask form button[type=submit]"
 TABS = ("ask", "calibration", "members", "compare")
 
 
@@ -23,10 +24,7 @@ class Tab:
         self.page.unroute_all()
         self.page.set_viewport_size({"width": width, "height": 900})
         if rewrite:
-            self.page.route(
-                "**/v1/ensemble",
-                lambda route: route.fulfill(json=rewrite(route.fetch().json())),
-            )
+            self.page.route("**/v1/ensemble", lambda route: route.fulfill(json=rewrite(route.fetch().json())))
         self.page.goto(address)
         self.page.wait_for_selector("#tabs:not([hidden])")
         self.rest()
@@ -35,6 +33,14 @@ class Tab:
     def refuse(self, dialog: Any) -> None:
         self.messages.append(f"dialog {dialog.message}")
         dialog.dismiss()
+
+    def click(self, selector: str) -> None:
+        self.page.click(selector)
+        self.rest()
+
+    def select(self, selector: str, value: str) -> None:
+        self.page.select_option(selector, value)
+        self.rest()
 
     def rest(self) -> None:
         """Wait until no request is running."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import run, wide
 from scipy import stats
 from served import Writer
 from test_tune import ensemble_of
 
-from pluralign import PreferenceSet, answer, fit, town_hall
+from pluralign import PreferenceSet, answer
 from pluralign.answering import answer as answering
-from pluralign.answering.answer import Answerer, Drafts, choose, refuse
+from pluralign.answering.answer import Answerer, Drafts, choose
 from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.steering import ScoredChoices, find_user
 from pluralign.core.errors import DataError, UsageError
@@ -36,24 +36,18 @@ CANDIDATES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(900).preferences, k=4, encoder="none", target="mixture", folder=path, test_fraction=0.4)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ensemble(folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(folder)
-
-
-@pytest.fixture(scope="module")
-def cards(folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
-    return member_profiles(ensemble.weights, load_held_out(folder))
+def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
+    return member_profiles(ensemble.weights, load_held_out(town_folder))
 
 
 def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
     return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
+
+
+def supports(ensemble: RewardEnsemble, texts: list[str]) -> Any:
+    """The weight of the members that prefer each text to each other one, with a row per text."""
+    rewards = list(enumerate(ensemble.rewards([(PROMPT, text) for text in texts])))
+    return np.array([[(one > other) @ ensemble.weights for j, other in rewards if i != j] for i, one in rewards])
 
 
 # --- score, then choose -----------------------------------------------------------------------------------------------
@@ -65,19 +59,19 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
         ("balanced", {"rule": "maximin", "slate_size": 2, "cover": "top-two"}),
         ("distributional", {}),
         ("steerable", {"member": 1}),
-        ("steerable", {"like": "short answers"}),
+        ("steerable", {"like": "long answers"}),
         ("steerable", {"choices": True}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("level", ["vote", "policy"])
 def test_answer_is_score_followed_by_choose(
-    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
+    ensemble: RewardEnsemble, cards: list[Profile], town_folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
     ensemble, options = replace(ensemble, undecided=0.3), {**options, "level": level}
     texts, scored, average = [*CANDIDATES, CANDIDATES[0]], None, None
     if "choices" in options:
-        options |= {"choices": load_held_out(folder).preferences[:5]}
+        options |= {"choices": load_held_out(town_folder).preferences[:5]}
         average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
         scored = ScoredChoices.of(ensemble, options["choices"])
     rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[[0, 1, 2, 3, 4, 0]]
@@ -108,9 +102,7 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
-def test_every_member_stands_behind_its_favourite_entry_of_the_slate(
-    ensemble: RewardEnsemble, size: int | None
-) -> None:
+def test_every_member_stands_behind_its_favourite_entry(ensemble: RewardEnsemble, size: int | None) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES, slate_size=size)
     rewards = ensemble.rewards([(PROMPT, entry.text) for entry in found.answers])
     for row, entry in enumerate(found.answers):
@@ -131,39 +123,23 @@ def test_a_slate_at_the_vote_level_lists_every_members_favourite(ensemble: Rewar
 
 
 def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> None:
-    rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])
     ensemble = replace(ensemble, undecided=0.0)
-    for rule in ("maximin", "borda", "schulze", "lottery"):
-        found = answer(ensemble, PROMPT, CANDIDATES, rule=rule, level="vote").consensus
-        assert found is not None
-        winner = CANDIDATES.index(found.text)
-        against = [
-            float((rewards[winner] > rewards[other]) @ ensemble.weights) for other in range(5) if other != winner
-        ]
-        assert found.least_support == pytest.approx(min(against))
-        assert found.mean_support == pytest.approx(np.mean(against))
-    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin", level="vote").consensus
-    assert best is not None
-    every = [min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(5) if b != a) for a in range(5)]
-    assert best.least_support == pytest.approx(max(every))
+    expected = supports(ensemble, CANDIDATES)
+    for rule in ("borda", "schulze", "lottery", "maximin"):
+        found: Any = answer(ensemble, PROMPT, CANDIDATES, rule=rule, level="vote").consensus
+        against = expected[CANDIDATES.index(found.text)]
+        assert (found.least_support, found.mean_support) == pytest.approx((against.min(), against.mean()))
+    assert found.least_support == pytest.approx(expected.min(axis=1).max()), "maximin has the largest one"
 
 
 def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ensemble: RewardEnsemble) -> None:
-    writer = Writer(
-        responses=[CANDIDATES[0], "", "Nonsense nonsense nonsense", f"{CANDIDATES[0]} We all agree, friends!"]
-    )
-    ensemble = replace(ensemble, undecided=0.0)
-    found = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
-    assert found is not None
+    drafts = [CANDIDATES[0], "", "Nonsense nonsense nonsense", f"{CANDIDATES[0]} We all agree, friends!"]
+    writer, ensemble = Writer(responses=drafts), replace(ensemble, undecided=0.0)
+    found: Any = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
     assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
     assert PROMPT in str(writer.requests[0][0])
-    rewards = ensemble.rewards([(PROMPT, text) for text in [found.text, *CANDIDATES]])
-    against = [float((rewards[0] > rewards[i]) @ ensemble.weights) for i in range(1, 6)]
-    assert found.least_support == pytest.approx(min(against))
-    best = max(
-        min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(1, 6) if b != a) for a in range(1, 6)
-    )
-    assert found.to_reach == pytest.approx(best)
+    assert found.least_support == pytest.approx(supports(ensemble, [found.text, *CANDIDATES])[0].min())
+    assert found.to_reach == pytest.approx(supports(ensemble, CANDIDATES).min(axis=1).max())
     assert found.used == (found.least_support >= found.to_reach)
 
 
@@ -188,35 +164,13 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
     assert stats.chisquare(counts, ensemble.weights * 600).pvalue > 1e-4
 
 
-def test_drawn_answers_to_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble) -> None:
-    pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[2]], [1], [1])
-    for level in ("vote", "policy"):
-        share = float(replace(ensemble, undecided=0.0).prob_hat(pair, level)[0])
-        texts = [CANDIDATES[0], CANDIDATES[2]]
-        drawn = [
-            answer(ensemble, PROMPT, texts, "distributional", level=level, seed=seed).answers[0].text
-            for seed in range(400)
-        ]
-        assert stats.binomtest(drawn.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
-
-
-def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble) -> None:
-    first, again = (answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=3) for _ in range(2))
-    assert first == again
-    drawn = {answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=seed).answers[0].member for seed in range(40)}
-    assert len(drawn) > 1
-
-
-# --- steerable --------------------------------------------------------------------------------------------------------
-
-
-def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
-    found = answer(ensemble, PROMPT, CANDIDATES, "steerable", member=2)
-    assert found.answers[0].text == favourite_text(ensemble, 2)
-    assert found.steering is not None
-    assert found.steering.posterior == (0.0, 0.0, 1.0, 0.0)
-    with pytest.raises(UsageError, match="numbered from 0 to 3; there is no member 4"):
-        answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
+@pytest.mark.parametrize("level", ["vote", "policy"])
+def test_draws_from_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble, level: Level) -> None:
+    texts = [CANDIDATES[0], CANDIDATES[2]]
+    pair = PreferenceSet.from_columns([PROMPT], texts[:1], texts[1:], [1], [1])
+    share = float(replace(ensemble, undecided=0.0).prob_hat(pair, level)[0])
+    drawn = [answer(ensemble, PROMPT, texts, "distributional", level=level, seed=i).answers[0].text for i in range(400)]
+    assert stats.binomtest(drawn.count(texts[0]), 400, share).pvalue > 1e-4
 
 
 # --- odd input --------------------------------------------------------------------------------------------------------
@@ -235,21 +189,12 @@ def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
 def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsemble) -> None:
     alike = ["Tea is fine.", "Rum is fine."]  # identical in every feature of this ensemble
     assert np.ptp(ensemble.rewards([(PROMPT, text) for text in alike]), axis=0) == pytest.approx(0)
-    found = answer(ensemble, PROMPT, alike).consensus
-    assert found is not None
+    found: Any = answer(ensemble, PROMPT, alike).consensus
     assert (found.least_support, found.mean_support, found.favourite_of) == pytest.approx((0.5, 0.5, 0.5))
+    mode: Mode
     for mode, member in (("distributional", None), ("steerable", 1)):
         picked = [answer(ensemble, PROMPT, alike, mode, member=member, seed=seed).answers[0].text for seed in range(60)]
         assert 15 < picked.count(alike[0]) < 45
-
-
-def test_a_refusal_policy_runs_before_any_mode(ensemble: RewardEnsemble) -> None:
-    for mode in ("balanced", "distributional"):
-        found = answer(ensemble, PROMPT, [], mode, refusal=lambda _: "We do not speak of trees.")
-        assert found.refused
-        assert found == refuse("We do not speak of trees.", mode)
-        assert found.answers[0].text == "We do not speak of trees."
-    assert not answer(ensemble, PROMPT, CANDIDATES, refusal=lambda _: None).refused
 
 
 @pytest.mark.parametrize(
@@ -265,15 +210,14 @@ def test_a_refusal_policy_runs_before_any_mode(ensemble: RewardEnsemble) -> None
         ({"mode": "distributional", "slate_size": 2}, "slate_size requires mode balanced"),
         ({"mode": "steerable", "member": 1, "distill": True}, "distill requires mode balanced"),
         ({"mode": "steerable"}, "needs one of"),
+        ({"mode": "steerable", "member": 3}, "numbered from 0 to 2; there is no member 3"),
         ({"mode": "steerable", "member": 1, "like": "short"}, "needs one of"),
         ({"member": 1}, "mode balanced takes none"),
         ({"slatesize": 2}, "no option 'slatesize'; did you mean 'slate_size'"),
     ],
     ids=str,
 )
-def test_a_request_that_cannot_be_answered_says_why(
-    ensemble: RewardEnsemble, options: dict[str, Any], sentence: str
-) -> None:
+def test_a_bad_request_says_why(ensemble: RewardEnsemble, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         answer(ensemble, PROMPT, CANDIDATES, **options)
 
@@ -311,23 +255,10 @@ def test_the_slate_holds_the_own_answer_of_every_member(town: RewardEnsemble) ->
     assert [[(n, options.seed) for _, n, options in pen.requests] for pen in policies.values()] == [[(1, 0)]] * 3
 
 
-def test_of_several_drafts_each_member_takes_the_one_that_it_rewards_most(town: RewardEnsemble) -> None:
-    policies = pens()
-    policies[0].responses = ["Which trees?", "Trees? Now? Why?", "? ? ? ? ?"]
-    found = answer(town, PROMPT, policies=policies, n=2)
-    assert {entry.text for entry in found.answers} == {"Trees? Now? Why?", "Yes. Many. Trees.", "Plant! Plant! Now!"}
-    assert found.candidates == 6
-
-
 def test_a_member_keeps_its_own_answer_where_it_would_prefer_that_of_another(town: RewardEnsemble) -> None:
-    policies = {
-        0: Writer(responses=["No."]),
-        1: Writer(responses=["What? When? Where? Why? Who?"]),
-        2: Writer(responses=["Plant!"]),
-    }
-    found = answer(town, PROMPT, policies=policies)
-    by_member = {entry.member: entry.text for entry in found.answers}
-    assert by_member == {0: "No.", 1: "What? When? Where? Why? Who?", 2: "Plant!"}
+    own = {0: "No.", 1: "What? When? Where? Why? Who?", 2: "Plant!"}
+    found = answer(town, PROMPT, policies={j: Writer(responses=[text]) for j, text in own.items()})
+    assert {entry.member: entry.text for entry in found.answers} == own
 
 
 def test_the_consensus_follows_the_rule_over_the_members_answers(town: RewardEnsemble) -> None:
@@ -362,15 +293,6 @@ def test_a_member_without_a_policy_chooses_among_the_shared_candidates(town: Rew
         answer(town, PROMPT, policies=policies)
 
 
-def test_a_policy_that_fails_gives_a_note_and_its_member_chooses_among_candidates(town: RewardEnsemble) -> None:
-    policies = pens()
-    policies[2].error = DataError("the prompt is too long", remedy="shorten it")
-    found = answer(town, PROMPT, ["No.", "Yes! Yes!"], policies=policies)
-    assert {entry.member: entry.text for entry in found.answers}[2] == "Yes! Yes!"
-    assert found.notes[0] == "the policy of member 2 wrote nothing (the prompt is too long; shorten it)"
-    assert found.written == (0, 1)
-
-
 def test_drafts_do_not_depend_on_concurrency(town: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     policies = pens()
     one = answer(town, PROMPT, policies=policies, n=2)
@@ -384,7 +306,8 @@ def test_slate_size_and_cover_choose_among_the_members_own_answers(town: RewardE
     assert two.answers[0].text == whole.answers[0].text
     assert len(two.answers) == 2
     assert sum(entry.weight for entry in two.answers) == pytest.approx(1), "every member stands behind an entry"
-    assert (whole.coverage, two.consensus) == (pytest.approx(1), whole.consensus)
+    assert whole.coverage == pytest.approx(1)
+    assert two.consensus == whole.consensus
     assert two.coverage == pytest.approx(sum(entry.share or 0 for entry in two.answers))
     top = answer(town, PROMPT, policies=pens(), slate_size=2, cover="top-two")
     assert (top.coverage or 0) > (two.coverage or 0)
@@ -393,16 +316,13 @@ def test_slate_size_and_cover_choose_among_the_members_own_answers(town: RewardE
 def test_steering_lets_only_the_chosen_members_policy_write(town: RewardEnsemble) -> None:
     policies = pens()
     found = answer(town, PROMPT, mode="steerable", member=1, policies=policies, n=3)
-    assert [(one.text, one.member, one.weight) for one in found.answers] == [
-        ("Yes. Many. Trees.", 1, pytest.approx(0.3))
-    ]
+    (one,) = found.answers
+    assert (one.text, one.member) == ("Yes. Many. Trees.", 1)
+    assert one.weight == pytest.approx(0.3)
     assert found.steering is not None
     assert found.steering.why == "it was requested by number"
     assert [len(pen.requests) for pen in policies.values()] == [0, 1, 0]
-    votes = [
-        {"prompt": "Tea?", "response_a": "Yes! Tea! Now!", "response_b": "Tea.", "votes_a": 1, "votes_b": 0}
-        for _ in range(4)
-    ]
+    votes = [wide(response_a="Yes! Tea! Now!", response_b="Tea.", votes_a=1, votes_b=0)] * 4
     chosen = answer(town, PROMPT, mode="steerable", choices=votes, policies=policies)
     assert chosen.steering is not None
     assert chosen.steering.member == int(np.argmax(chosen.steering.posterior)) == 2
@@ -424,11 +344,9 @@ def test_random_draws_follow_the_weights_and_one_policy_writes_one_sample(town: 
 
 def test_a_drawn_member_without_a_policy_samples_at_the_level_of_the_ensemble(town: RewardEnsemble) -> None:
     town = replace(town, record=replace(town.record, level="policy"), temperature=1e6)
-    drawn = {
-        answer(town, PROMPT, ["A?", "B.", "C!"], "distributional", policies={}, seed=seed).answers[0].text
-        for seed in range(30)
-    }
-    assert drawn == {"A?", "B.", "C!"}
+    texts = ["A?", "B.", "C!"]
+    drawn = [answer(town, PROMPT, texts, "distributional", policies={}, seed=seed).answers[0] for seed in range(30)]
+    assert {one.text for one in drawn} == set(texts)
 
 
 def test_the_member_that_is_drawn_depends_only_on_weights_prompt_and_seed(town: RewardEnsemble) -> None:
@@ -472,25 +390,20 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_command_prints_the_result_of_the_function(folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
-    done = run("answer", folder, PROMPT, "--candidates", lines, "--json")
+def test_the_command_prints_what_the_function_gives(town_folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
+    done = run("answer", town_folder, PROMPT, "--candidates", lines, "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    expected = answer(ensemble, PROMPT, CANDIDATES)
+    facts, expected = json.loads(done.stdout), answer(ensemble, PROMPT, CANDIDATES)
     assert facts["mode"] == "balanced"
-    assert [(one["text"], one["member"]) for one in facts["answers"]] == [
-        (entry.text, entry.member) for entry in expected.answers
-    ]
+    assert [(one["text"], one["member"]) for one in facts["answers"]] == [(e.text, e.member) for e in expected.answers]
     assert expected.consensus is not None
     assert facts["consensus"]["text"] == expected.consensus.text
-    page = run("answer", folder, PROMPT, "--candidates", lines)
+    page = run("answer", town_folder, PROMPT, "--candidates", lines)
     for words in ("of the weight", "consensus", "strongest rival", "of people (predicted)"):
         assert words in page.stdout
 
 
-def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
-    small_folder: Path, lines: Path
-) -> None:
+def test_a_slate_numbers_members_without_a_name_and_says_why_once(small_folder: Path, lines: Path) -> None:
     page = run("answer", small_folder, PROMPT, "--candidates", lines)
     assert page.returncode == 0, page.stderr
     assert re.search(r"of the weight · (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
@@ -504,17 +417,11 @@ def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
         (["--candidates", "nowhere.jsonl"], "there is no such file"),
         (["--candidates", "LINES", "--mode", "steerable"], "needs one of"),
         (["--candidates", "LINES", "--mode", "steerable", "--like", "purple"], "nothing in 'purple'"),
+        (["--model", "/nowhere", "--rule", "maximum"], "no rule 'maximum'; did you mean"),
     ],
     ids=str,
 )
-def test_bad_usage_prints_one_sentence(folder: Path, lines: Path, arguments: list[str], sentence: str) -> None:
-    done = run("answer", folder, PROMPT, *[str(lines) if word == "LINES" else word for word in arguments])
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert sentence in done.stderr
-
-
-def test_an_unknown_rule_raises_an_error_before_anything_is_sampled(town_folder: Path) -> None:
-    done = run("answer", town_folder, "Trees?", "--model", "/nowhere", "--rule", "maximum")
+def test_bad_usage_prints_one_sentence(town_folder: Path, lines: Path, arguments: list[str], sentence: str) -> None:
+    done = run("answer", town_folder, PROMPT, *[str(lines) if word == "LINES" else word for word in arguments])
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no rule 'maximum'; did you mean" in done.stderr.lower()
+    assert sentence in done.stderr

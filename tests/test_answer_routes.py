@@ -1,7 +1,9 @@
-"""Answers over HTTP: OpenAI's chat completions, the three modes, steering, and seeds."""
+"""Answers over HTTP: chat completions, the three modes, steering, seeds, and where candidates come from."""
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +11,16 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from served import HELLO, TEXTS, Client, Writer, pair, running
-from test_policy_writing import llama, policies  # noqa: F401 - fixtures
-from test_tune import TOWN, ensemble_of
+from served import HELLO, SECRET, TEXTS, Client, Writer, pair, running, wait_until
+from test_tune import TOWN, ensemble_of, llama, policies  # noqa: F401 - fixtures
 
-from pluralign import RewardEnsemble
+from pluralign import RewardEnsemble, town_hall
 from pluralign.answering.policies import load_policies
 from pluralign.answering.steering import Likings, MeaningMatch
 from pluralign.core.errors import DataError
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.server.limits import Limits
+from pluralign.votes.candidates import candidates_of
 from pluralign.votes.prompts import Message, PromptLike
 
 
@@ -78,11 +80,7 @@ def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer
 
 
 def test_a_streamed_answer_equals_the_whole_answer(generating: Client) -> None:
-    body: dict[str, Any] = {
-        "model": "town:balanced",
-        "messages": [{"role": "user", "content": "Plant trees?"}],
-        "seed": 1,
-    }
+    body: dict[str, Any] = {"model": "town:balanced", "messages": HELLO, "seed": 1}
     create = generating.openai.chat.completions.create
     whole = create(**body)
     chunks = list(create(**body, stream=True, stream_options={"include_usage": True}))
@@ -106,6 +104,7 @@ def test_a_member_answers_with_its_favourite(generating: Client, ensemble: Rewar
         reply = generating.json("/v1/chat/completions", body)
         assert reply["choices"][0]["message"]["content"] == TEXTS[rewards[:, j].argmax()]
         assert reply["pluralign"]["steering"]["member"] == j
+        assert reply["pluralign"]["steering"]["posterior"] == [float(i == j) for i in range(3)]
 
 
 def test_draws_follow_the_weights_and_repeat_with_a_seed(client: Client, ensemble: RewardEnsemble) -> None:
@@ -134,33 +133,35 @@ def test_system_and_earlier_turns_form_the_prompt(generating: Client, writer: Wr
 
 def test_answer_supports_three_modes(client: Client) -> None:
     body = {"prompt": "Tea?", "candidates": TEXTS, "seed": 3}
-    balanced = client.json("/v1/answer", body | {"mode": "balanced", "rule": "borda"})
-    assert balanced["consensus"]["rule"] == "borda"
-    assert balanced["candidate_texts"] == TEXTS
-    assert [one["name"] for one in balanced["answers"]] == [
-        balanced["members"][one["member"]] for one in balanced["answers"]
-    ]
-    assert sum(one["weight"] for one in balanced["answers"]) == pytest.approx(1)
-    assert sum(one["share"] for one in balanced["answers"]) == pytest.approx(balanced["coverage"])
-    two = client.json("/v1/answer", body | {"slate_size": 2, "cover": "top-two"})
+
+    def ask(**more: Any) -> Any:
+        return client.json("/v1/answer", body | more)
+
+    balanced = ask(mode="balanced", rule="borda")
+    entries = balanced["answers"]
+    assert (balanced["consensus"]["rule"], balanced["candidate_texts"]) == ("borda", TEXTS)
+    assert [one["name"] for one in entries] == [balanced["members"][one["member"]] for one in entries]
+    assert sum(one["weight"] for one in entries) == pytest.approx(1)
+    assert sum(one["share"] for one in entries) == pytest.approx(balanced["coverage"])
+    two = ask(slate_size=2, cover="top-two")
     assert (len(two["answers"]), two["coverage"]) == (2, pytest.approx(1)), "two of three contain one of the top two"
-    votes = client.json("/v1/answer", body | {"level": "vote"})
+    votes = ask(level="vote")
     assert [one["weight"] for one in votes["answers"]] != [one["share"] for one in votes["answers"]]
-    assert client.error("/v1/answer", body | {"mode": "distributional", "slate_size": 2})[:2] == (400, "unusable")
-    assert client.error("/v1/answer", body | {"cover": "everyone"})[0] == 400
-    assert client.json("/v1/answer", body | {"mode": "distributional"})["answers"][0]["text"] in TEXTS
-    steered = client.json("/v1/answer", body | {"mode": "steerable", "member": 2})
+    assert ask(mode="distributional")["answers"][0]["text"] in TEXTS
+    steered = ask(mode="steerable", member=2)
     assert steered["steering"]["name"] == steered["members"][2]
     choices = [pair(chosen="b"), pair(response_b=TEXTS[2], chosen="a")]
-    by_choices = client.json("/v1/answer", body | {"mode": "steerable", "choices": choices})["steering"]
+    by_choices = ask(mode="steerable", choices=choices)["steering"]
     steering = client.json("/v1/steer", {"choices": choices})
     assert {**by_choices, "support": None, "ask": None} == steering
     assert by_choices["support"] > 0.5
     assert {by_choices["ask"]["response_a"], by_choices["ask"]["response_b"]} <= set(TEXTS)
     assert len(steering["path"]) == 3
     assert sum(steering["posterior"]) + steering["average"] == pytest.approx(1)
-    assert client.error("/v1/answer", body | {"mode": "steerable"})[:2] == (400, "unusable")
-    assert client.error("/v1/answer", body | {"rule": "dictator"})[0] == 400
+    for wrong in ({"mode": "distributional", "slate_size": 2}, {"mode": "steerable"}, {"distill": True}):
+        assert client.error("/v1/answer", body | wrong)[:2] == (400, "unusable")
+    for wrong in ({"cover": "everyone"}, {"rule": "dictator"}):
+        assert client.error("/v1/answer", body | wrong)[0] == 400
 
 
 def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -200,18 +201,20 @@ def test_the_refusal_policy_runs_first(ensemble: RewardEnsemble) -> None:
             assert reply["choices"][0]["message"]["content"] == "We do not talk about rum."
             assert reply["pluralign"]["refused"]
         assert writer.requests == []
+        assert not client.json("/v1/chat/completions", body | {"messages": HELLO})["pluralign"]["refused"]
 
 
 def test_a_base_seed_determines_the_seeds_of_requests(ensemble: RewardEnsemble) -> None:
+    body = {"prompt": "Tea?", "mode": "distributional", "candidates": TEXTS}
+    chat = {"model": "town", "messages": HELLO, "candidates": TEXTS}
+
     def drawn(seed: int | None) -> list[int]:
         with running(ensemble, seed=seed) as client:
-            chat = {"model": "town", "messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS}
-            body = [
-                client.json("/v1/answer", {"prompt": "Tea?", "mode": "distributional", "candidates": TEXTS})["seed"]
-            ]
-            body.append(client.json("/v1/chat/completions", chat)["pluralign"]["seed"])
-            assert client.json("/v1/chat/completions", chat | {"seed": 3})["pluralign"]["seed"] == 3
-            return [*body, client.json("/v1/chat/completions", chat)["pluralign"]["seed"]]
+            seeds = [client.json("/v1/answer", body)["seed"]]
+            replies = [client.json("/v1/chat/completions", chat | more) for more in ({}, {"seed": 3}, {})]
+            seeds += [reply["pluralign"]["seed"] for reply in replies]
+            assert seeds.pop(2) == 3
+            return seeds
 
     first = drawn(7)
     assert len(set(first)) == 3
@@ -220,19 +223,17 @@ def test_a_base_seed_determines_the_seeds_of_requests(ensemble: RewardEnsemble) 
     assert not set(drawn(None)) & set(drawn(None))
 
 
-def test_a_generator_writes_a_statement_on_request(ensemble: RewardEnsemble, client: Client) -> None:
-    writer = Writer(responses=[*TEXTS, "Let us plant a few trees."])
-    with running(ensemble, writer) as generating:
-        found = generating.json("/v1/answer", {"prompt": "Trees?", "candidates": TEXTS, "distill": True, "seed": 1})
+def test_a_generator_writes_a_statement_on_request(ensemble: RewardEnsemble) -> None:
+    writer, body = Writer(responses=[*TEXTS, "Let us plant a few trees."]), {"prompt": "Trees?", "candidates": TEXTS}
+    with running(ensemble, writer) as client:
+        found = client.json("/v1/answer", body | {"distill": True, "seed": 1})
         assert (found["distilled"]["text"], found["distilled"]["drafts"]) == ("Let us plant a few trees.", 1)
         instruction, n, options = writer.requests[0]
         assert "People were asked: Trees?" in str(instruction)
         assert (n, options.temperature, options.seed) == (4, 0.7, 1)
         writer.error = DataError("the prompt is too long")
-        failed = generating.json("/v1/answer", {"prompt": "Trees?", "candidates": TEXTS, "distill": True})
+        failed = client.json("/v1/answer", body | {"distill": True})
         assert failed["notes"] == ["no statement was written: the prompt is too long"]
-    body = {"prompt": "Trees?", "candidates": TEXTS, "distill": True}
-    assert client.error("/v1/answer", body)[:2] == (400, "unusable")
 
 
 def test_the_gate_warns_of_generated_texts_only(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -246,7 +247,7 @@ def test_the_gate_warns_of_generated_texts_only(ensemble: RewardEnsemble, held_o
     assert not any("with care" in note for note in given)
 
 
-def test_words_steer_by_their_meaning(
+def test_words_have_a_meaning(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     likings = SimpleNamespace(match=lambda _, __: MeaningMatch(np.array([0.1, 0.8, 0.1])))
@@ -260,18 +261,88 @@ def test_words_steer_by_their_meaning(
         assert short["posterior"] == found["posterior"]
 
 
+# --- where candidates come from ---------------------------------------------------------------------------------------
+
+
+def test_held_out_prompts_and_candidates_need_no_generator(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    known = candidates_of(held_out.preferences)[0]
+    body = {"model": "town:consensus", "messages": [{"role": "user", "content": known.prompt}]}
+    with running(ensemble, held_out=held_out) as client:
+        assert client.json("/v1/chat/completions", body)["choices"][0]["message"]["content"] in known.responses
+        status, code, message = client.error("/v1/chat/completions", body | {"messages": HELLO})
+        assert (status, code, "--model" in message) == (400, "no_generator", True)
+        reply = client.json("/v1/chat/completions", body | {"candidates": ["Only this."]})
+        assert reply["choices"][0]["message"]["content"] == "Only this."
+
+
+def test_a_single_message_stays_a_chat_if_all_held_out_prompts_are_chats(ensemble: RewardEnsemble) -> None:
+    votes = town_hall(200).preferences[:12]
+    chats = np.empty(len(votes.prompts), dtype=object)
+    chats[:] = [(Message("user", str(prompt)),) for prompt in votes.prompts]
+    votes, writer = replace(votes, prompts=chats), Writer()
+    with running(ensemble, writer, held_out=score_held_out(ensemble, votes)) as client:
+        client.json("/v1/chat/completions", {"model": "town", "messages": HELLO})
+    assert writer.requests[0][0] == (Message("user", "Tea?"),)
+
+
+def test_a_failing_generator_gives_502_and_a_hanging_one_504(ensemble: RewardEnsemble) -> None:
+    writer = Writer(error=DataError("the server answered 500", remedy="see its own log"))
+    body = {"model": "town", "messages": HELLO}
+    with running(ensemble, writer, limits=Limits(generation_seconds=0.2, generations=1)) as client:
+        sentence = "writer generated no candidates: the server answered 500; see its own log."
+        assert client.error("/v1/chat/completions", body) == (502, "upstream_failed", sentence)
+        writer.error = RuntimeError(f"a bug that quotes {SECRET}")
+        sentence = "writer generated no candidates: RuntimeError."
+        assert client.error("/v1/chat/completions", body) == (502, "upstream_failed", sentence)
+        writer.error = None
+        writer.go.clear()
+        assert client.error("/v1/chat/completions", body)[:2] == (504, "upstream_timeout")
+        writer.go.set()
+        wait_until(lambda: client.send("/v1/chat/completions", body)[0] == 200)
+        writer.responses = ("", " ")
+        assert client.error("/v1/chat/completions", body)[:2] == (502, "upstream_failed")
+
+
+def test_waiting_generations_are_limited(ensemble: RewardEnsemble) -> None:
+    writer, body = Writer(), {"model": "town", "messages": HELLO}
+    writer.go.clear()
+    limits = Limits(generations=1, generations_waiting=1)
+    with running(ensemble, writer, limits=limits) as client, ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(client.json, "/v1/chat/completions", body) for _ in range(2)]
+        wait_until(lambda: client.service.slots.waiting == 2)
+        status, headers, _ = client.send("/v1/chat/completions", body)
+        assert (status, headers["retry-after"]) == (503, "5")
+        assert len(writer.requests) == 1
+        writer.go.set()
+        assert all(one.result()["choices"] for one in waiting)
+
+
+def test_a_long_text_of_the_language_model_gets_502(ensemble: RewardEnsemble) -> None:
+    writer, body = Writer(responses=("Yes.", "x" * 101)), {"model": "town", "messages": HELLO}
+    with running(ensemble, writer, limits=Limits(characters=100)) as client:
+        sentence = "a text of the language model may have at most 100 characters, not 101."
+        assert client.error("/v1/chat/completions", body) == (502, "upstream_failed", sentence)
+        body["candidates"] = ["x" * 101]
+        assert client.error("/v1/chat/completions", body)[:2] == (422, "text_too_long")
+
+
 # --- the members' own policies ----------------------------------------------------------------------------------------
 
 
 THREE = ensemble_of("question marks", "full stops", "exclamation marks", weights=(0.5, 0.3, 0.2))
 
 
+OWN = {0: "Which tea do you like?", 1: "We like tea.", 2: "Tea for us!"}
+LONGER = {0: "Which? Why? Who?", 1: "Tea. Rum. Milk.", 2: "Now! Here! Us!"}
+"""First and second draft of each member's policy; its member prefers the second."""
+
+
 def pens() -> dict[int, Writer]:
-    return {
-        0: Writer(responses=["Which tea do you like?", "Which? Why? Who?"]),
-        1: Writer(responses=["We like tea.", "Tea. Rum. Milk."]),
-        2: Writer(responses=["Tea for us!", "Now! Here! Us!"]),
-    }
+    return {j: Writer(responses=[OWN[j], LONGER[j]]) for j in OWN}
+
+
+def texts_of(found: Any) -> dict[int, str]:
+    return {entry["member"]: entry["text"] for entry in found["answers"]}
 
 
 @pytest.fixture
@@ -282,28 +353,16 @@ def policy_client() -> Iterator[Client]:
 
 def test_the_slate_has_every_members_own_answer(policy_client: Client) -> None:
     found = policy_client.json("/v1/answer", {"prompt": "Tea?", "mode": "balanced", "seed": 0})
-    assert {entry["member"]: entry["text"] for entry in found["answers"]} == {
-        0: "Which tea do you like?", 1: "We like tea.", 2: "Tea for us!",
-    }  # fmt: skip
-    assert found["written"] == [0, 1, 2]
-    assert sorted(found["candidate_texts"]) == sorted(entry["text"] for entry in found["answers"])
-    several = policy_client.json("/v1/answer", {"prompt": "Tea?", "n": 2, "seed": 0})
-    assert {entry["text"] for entry in several["answers"]} == {"Which? Why? Who?", "Tea. Rum. Milk.", "Now! Here! Us!"}
+    assert (texts_of(found), found["written"]) == (OWN, [0, 1, 2])
+    assert sorted(found["candidate_texts"]) == sorted(OWN.values())
+    assert texts_of(policy_client.json("/v1/answer", {"prompt": "Tea?", "n": 2, "seed": 0})) == LONGER
     assert policy_client.json("/v1/ensemble")["policies"] == [0, 1, 2]
 
 
-def test_slate_size_and_cover_choose_among_the_members_answers(policy_client: Client) -> None:
-    found = policy_client.json("/v1/answer", {"prompt": "Tea?", "slate_size": 2, "cover": "top-two", "seed": 0})
-    assert len(found["answers"]) == 2
-    assert sum(entry["weight"] for entry in found["answers"]) == pytest.approx(1)
-    assert 0 < found["coverage"] <= 1
-
-
 def test_the_model_of_a_member_is_its_policy(policy_client: Client) -> None:
-    for member, text in enumerate(["Which tea do you like?", "We like tea.", "Tea for us!"]):
-        messages: Any = HELLO
-        reply = policy_client.openai.chat.completions.create(model=f"town:member-{member}", messages=messages)
-        assert reply.choices[0].message.content == text
+    for member, text in OWN.items():
+        reply = policy_client.json("/v1/chat/completions", {"model": f"town:member-{member}", "messages": HELLO})
+        assert reply["choices"][0]["message"]["content"] == text
     consensus = policy_client.json("/v1/chat/completions", {"model": "town:consensus", "messages": HELLO})
     assert consensus["pluralign"]["written"] == [0, 1, 2]
     assert consensus["choices"][0]["message"]["content"] == consensus["pluralign"]["consensus"]["text"]
@@ -314,15 +373,8 @@ def test_draws_of_policies_follow_the_weights_and_the_seed(policy_client: Client
     first, again = (policy_client.json("/v1/chat/completions", body)["choices"] for _ in range(2))
     assert first == again
     texts = [choice["message"]["content"] for choice in first]
-    counts = [texts.count(text) for text in ("Which tea do you like?", "We like tea.", "Tea for us!")]
-    assert sum(counts) == 60
-    assert abs(np.array(counts) / 60 - THREE.weights).max() < 0.2
-
-
-def test_steering_by_choices_asks_one_policy(policy_client: Client) -> None:
-    pair = {"prompt": "Rum?", "response_a": "Rum! Yes!", "response_b": "Rum. Yes.", "chosen": "a"}
-    found = policy_client.json("/v1/answer", {"prompt": "Tea?", "mode": "steerable", "choices": [pair] * 5})
-    assert (found["steering"]["member"], found["answers"][0]["text"], found["written"]) == (2, "Tea for us!", [2])
+    assert len(texts) == 60
+    assert np.array([texts.count(OWN[j]) / 60 for j in OWN]) == pytest.approx(THREE.weights, abs=0.2)
 
 
 def test_candidates_of_a_request_are_chosen_from_without_policies(policy_client: Client) -> None:
@@ -337,9 +389,7 @@ def test_a_member_without_a_policy_chooses_among_candidates_of_the_generator() -
     some[1].error = DataError("the prompt is too long")
     with running(THREE, Writer(responses=("No!", "Yes. No.", "Perhaps it is so?")), policies=some, n=3) as client:
         found = client.json("/v1/answer", {"prompt": "Tea?", "seed": 0})
-        assert {entry["member"]: entry["text"] for entry in found["answers"]} == {
-            0: "Which? Why? Who?", 1: "Yes. No.", 2: "No!",
-        }  # fmt: skip
+        assert texts_of(found) == {0: LONGER[0], 1: "Yes. No.", 2: "No!"}
         assert found["written"] == [0]
         assert found["notes"] == [
             "the policy of member 1 wrote nothing (the prompt is too long)",
@@ -349,8 +399,8 @@ def test_a_member_without_a_policy_chooses_among_candidates_of_the_generator() -
 
 def test_drafts_are_limited_and_cut_at_stop_texts() -> None:
     with running(THREE, Writer(), policies=pens(), limits=Limits(candidates=5)) as client:
-        status, code, message = client.error("/v1/answer", {"prompt": "Tea?", "n": 2})
-        assert (status, code, message) == (422, "too_many", "a request may have at most 5 drafts, not 6.")
+        message = "a request may have at most 5 drafts, not 6."
+        assert client.error("/v1/answer", {"prompt": "Tea?", "n": 2}) == (422, "too_many", message)
         body = {"model": "town:member-1", "messages": HELLO, "stop": " tea"}
         assert client.json("/v1/chat/completions", body)["choices"][0]["message"]["content"] == "We like"
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import RewardEnsemble, fit, town_hall
+from pluralign import fit, town_hall
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.votes.prompts import Item
 
@@ -39,18 +40,13 @@ class Scorer:
         return [response for batch in self.batches for _, response in batch]
 
 
-def batcher(score: Callable[[Sequence[Item]], Rewards], **changes: Any) -> Batcher:
-    options: dict[str, Any] = {"texts": 64, "wait": 0.01, "queue": 1000, "remember": 100}
-    return Batcher(score, **(options | changes))
-
-
 def items(*responses: str) -> list[Item]:
     return [("Tea?", response) for response in responses]
 
 
 def with_batcher(score: Scorer, use: Callable[[Batcher], Awaitable[Any]], **changes: Any) -> Any:
     async def run() -> Any:
-        used = batcher(score, **changes)
+        used = Batcher(score, **({"texts": 64, "wait": 0.01, "queue": 1000, "remember": 100} | changes))
         try:
             return await use(used)
         finally:
@@ -74,8 +70,7 @@ def test_concurrent_requests_form_one_batch() -> None:
 def test_batches_have_a_maximum_size_and_keep_the_order() -> None:
     score = Scorer()
     with_batcher(score, lambda used: used.rewards(items(*map(str, range(10)))), texts=4)
-    assert [len(batch) for batch in score.batches] == [4, 4, 2]
-    assert score.scored == [str(n) for n in range(10)]
+    assert [[text for _, text in batch] for batch in score.batches] == [list("0123"), list("4567"), list("89")]
 
 
 def test_a_text_is_scored_once() -> None:
@@ -107,23 +102,11 @@ def test_the_cache_evicts_the_least_recently_used() -> None:
 
     async def use(used: Batcher) -> None:
         for response in ("one", "two", "one", "three", "one", "two"):
-            await used.rewards(items(response))
+            assert (await used.rewards(items(response)))[0].tolist() == [len(response), 4]
+        assert {type(rewards) for rewards in used._cache.values()} == {bytes}, "a row of an array would keep its batch"
 
     with_batcher(score, use, remember=2)
     assert score.scored == ["one", "two", "three", "two"]
-
-
-def test_cached_rewards_are_those_that_were_scored_and_keep_no_batch() -> None:
-    score = Scorer()
-
-    async def use(used: Batcher) -> None:
-        first = await used.rewards(items("one", "two"))
-        again = await used.rewards(items("one", "two"))
-        assert again.tolist() == first.tolist()
-        assert {type(rewards) for rewards in used._cache.values()} == {bytes}, "a row of an array would keep its batch"
-
-    with_batcher(score, use)
-    assert score.scored == ["one", "two"]
 
 
 def test_a_full_queue_raises_until_it_is_shorter() -> None:
@@ -230,16 +213,10 @@ def test_batching_does_not_change_rewards(asked: list[list[str]], texts: int) ->
         np.testing.assert_array_equal(found, score(items(*responses)))
 
 
-@pytest.fixture(scope="module")
-def ensemble() -> RewardEnsemble:
-    return fit(town_hall(200).preferences, k=2, encoder="hashing")
-
-
-def test_a_scorer_returns_the_ensembles_rewards_and_writes_no_cache(
-    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_scorer_returns_rewards_and_writes_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     texts: list[Item] = [("Tea?", "A text that is not in any cache."), ("Tea?", "Another one.")]
-    cache = tmp_path_factory.mktemp("empty")
+    ensemble, cache = fit(town_hall(200).preferences, k=2, encoder="hashing"), tmp_path / "empty"
+    cache.mkdir()
     monkeypatch.setenv("PLURALIGN_CACHE", str(cache))
     found = ensemble.scorer()(texts)
     assert list(cache.iterdir()) == []

@@ -62,9 +62,7 @@ def reader_of(folder: Path, layers: tuple[int, ...] = ()) -> Any:
 
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_are_those_of_sentence_transformers(
-    wholes: Callable[[str, bool], Any], pooling: str, unit: bool, tmp_path: Path
-) -> None:
+def test_vectors_are_as_expected(wholes: Callable[[str, bool], Any], pooling: str, unit: bool, tmp_path: Path) -> None:
     whole = wholes(pooling, unit)
     whole.save(str(tmp_path), create_model_card=False)
     reader = reader_of(tmp_path)
@@ -76,9 +74,7 @@ def test_vectors_are_those_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2), (1,), (0,)])
-def test_layers_are_those_of_sentence_transformers(
-    bert_folder: Path, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_are_reference_ones(bert_folder: Path, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     items = [("tea", text) for text in TEXTS]
     encoder: Any = load_encoder(str(bert_folder), layers=",".join(map(str, layers)))
     fast = encoder.encode(items)
@@ -101,12 +97,9 @@ def test_layers_above_the_highest_are_not_computed(bert_folder: Path, monkeypatc
 def test_folders_of_older_versions_are_supported(bert_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "older"
     shutil.copytree(bert_folder, folder)
-    names = ("Transformer", "Pooling", "Normalize")
-    paths = ("", "1_Pooling", "2_Normalize")
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    named = [(str(i), path, f"sentence_transformers.models.{kind}") for i, (path, kind) in enumerate(kinds.items())]
+    modules = [{"idx": int(name), "name": name, "path": path, "type": kind} for name, path, kind in named]
     (folder / "modules.json").write_text(json.dumps(modules))
     modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **modes}))
@@ -126,11 +119,10 @@ def both(bert_folder: Path) -> tuple[Any, Any]:
     return reader_of(bert_folder), transformers.AutoTokenizer.from_pretrained(bert_folder, truncation_side="left")
 
 
-@given(
-    text=st.text(
-        st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("teaséÉ茶 ,.[]İi\x00")), max_size=60
-    )
-)
+ANY = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("teaséÉ茶 ,.[]İi\x00"))
+
+
+@given(text=st.text(ANY, max_size=60))
 def test_tokens_are_those_of_transformers(both: tuple[Any, Any], text: str) -> None:
     reader, tokenizer = both
     assert reader.tokens([text]) == [tokenizer(text, truncation=True, max_length=LONG)["input_ids"]]
@@ -188,9 +180,7 @@ def test_missing_or_unknown_parts_need_sentence_transformers(bert_folder: Path, 
 
 
 @pytest.mark.parametrize("error", [KeyError("words"), TypeError("None"), ValueError("shape")], ids=repr)
-def test_a_bug_in_the_built_in_bert_is_raised(
-    bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_in_our_bert_is_raised(bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise error
 
@@ -199,12 +189,14 @@ def test_a_bug_in_the_built_in_bert_is_raised(
         reader_of(bert_folder)
 
 
+READ = """
+import sys; from pluralign.text.encoders import load_encoder
+vectors = load_encoder(sys.argv[1], layers="0,2").encode([("tea", "no"), ("tea", "yes"), ("no", "tea")])
+print(vectors.shape, {"torch", "transformers", "sentence_transformers"} & set(sys.modules))
+"""
+
+
 def test_the_built_in_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
-    code = (
-        "import sys; from pluralign.text.encoders import load_encoder\n"
-        f"encoder = load_encoder({str(bert_folder)!r}, layers='0,2')\n"
-        "vectors = encoder.encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
-        "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", READ, str(bert_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "(3, 32) {'torch'}\n"

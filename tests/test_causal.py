@@ -90,9 +90,7 @@ def test_top_p_excludes_unlikely_tokens(model: str) -> None:
     assert len(set(responses)) == 1
 
 
-def test_small_models_are_sampled_at_a_lower_temperature_unless_one_is_given(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_models_have_a_lower_default_temperature(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local, careful = LocalModel(model), SamplingOptions(temperature=0.7, top_p=0.9)
     assert causal.parameter_count(Path(model)) == sum(weights.numel() for weights in local.model.parameters())
     assert local.with_defaults(SamplingOptions()) == careful

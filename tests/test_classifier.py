@@ -1,7 +1,6 @@
 """Reward models: every reward equals that of a direct pass over one text. Long chats keep headers and the response."""
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +96,9 @@ def test_a_decoder_gives_each_chat_the_same_reward_as_alone(tmp_path: Path, pad:
     np.testing.assert_allclose(rewards, expected, atol=1e-5)
     assert rewards.shape == (4, 1)
     assert np.ptp(rewards) > 0.1
+    model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
+    np.testing.assert_allclose(classifier_rewards(model, tokenizer, ITEMS, 64), expected, atol=1e-5)
+    assert model.config.pad_token_id == pad, "the padding token of a loaded model does not change"
 
 
 @pytest.mark.slow
@@ -137,20 +139,10 @@ def test_batches_are_limited_and_progress_ends_at_the_total(tmp_path: Path, monk
     whole = model_rewards(folder, ITEMS)
     monkeypatch.setattr(batches, "BATCH_SIZE", 3)
     reports: list[tuple[int, int]] = []
-    np.testing.assert_allclose(
-        model_rewards(folder, ITEMS, lambda done, total: reports.append((done, total))), whole, atol=1e-5
-    )
+    again = model_rewards(folder, ITEMS, lambda done, total: reports.append((done, total)))
+    np.testing.assert_allclose(again, whole, atol=1e-5)
     assert reports == [(3, 4), (4, 4)]
     assert list(batches.batch_indices([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens per batch, the longest first"
-
-
-@pytest.mark.slow
-def test_rewards_do_not_change_the_padding_token_of_a_loaded_model(tmp_path: Path) -> None:
-    folder = write_llama(tmp_path / "reward")
-    model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
-    first = classifier_rewards(model, tokenizer, ITEMS, 64)
-    assert model.config.pad_token_id is None
-    np.testing.assert_array_equal(classifier_rewards(model, tokenizer, ITEMS, 64), first)
 
 
 @pytest.mark.slow
@@ -167,9 +159,8 @@ def test_only_complete_reward_models_are_loaded(tmp_path: Path) -> None:
     causal = write_llama(tmp_path / "causal", "CausalLM")
     with pytest.raises(DataError, match=r"it holds a LlamaForCausalLM, not a reward model; name a model saved as"):
         model_rewards(causal, ITEMS)
-    config = json.loads((causal / "config.json").read_text())
-    config["architectures"] = ["LlamaForSequenceClassification"]
-    (causal / "config.json").write_text(json.dumps(config))
+    config = (causal / "config.json").read_text().replace("LlamaForCausalLM", "LlamaForSequenceClassification")
+    (causal / "config.json").write_text(config)
     with pytest.raises(DataError, match=r"its weights lack score\.weight"):
         model_rewards(causal, ITEMS)
     (causal / "model.safetensors").unlink()
@@ -209,20 +200,24 @@ def shown(tokenizer: Any, tokens: Any) -> str:
     return str(tokenizer.decode(tokens["input_ids"]))
 
 
+START, ANSWERED = "<s><|start|>user<|end|>\n", "<|eot|><|start|>assistant<|end|>\n"
+
+
 def length(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_a_chat_that_fits_is_read_as_it_is(tokenizer: Any) -> None:
-    text = "<s><|start|>user<|end|>\nthe dog?<|eot|><|start|>assistant<|end|>\nthe fox<|eot|>"
-    tokens, cut = tokens_and_cut(tokenizer, ("the dog?", "the fox"), length(tokenizer, text))
-    assert (shown(tokenizer, tokens), cut) == (text, False)
-
-
-def test_a_long_prompt_loses_its_beginning_and_keeps_its_header(tokenizer: Any) -> None:
-    kept = "<s><|start|>user<|end|>\nlazy dog<|eot|><|start|>assistant<|end|>\nquick fox<|eot|>"
-    tokens, cut = tokens_and_cut(tokenizer, ("the quick fox " * 30 + "lazy dog", "quick fox"), length(tokenizer, kept))
-    assert (shown(tokenizer, tokens), cut) == (kept, True)
+@pytest.mark.parametrize(
+    ("prompt", "response", "kept"),
+    [
+        ("the dog?", "the fox", f"{START}the dog?{ANSWERED}the fox<|eot|>"),
+        ("the quick fox " * 30 + "lazy dog", "quick fox", f"{START}lazy dog{ANSWERED}quick fox<|eot|>"),
+    ],
+    ids=["a chat that fits", "a prompt that loses its beginning"],
+)
+def test_a_prompt_loses_its_beginning_only_if_it_must(tokenizer: Any, prompt: str, response: str, kept: str) -> None:
+    tokens, cut = tokens_and_cut(tokenizer, (prompt, response), length(tokenizer, kept))
+    assert (shown(tokenizer, tokens), cut) == (kept, len(prompt) > 50)
 
 
 def test_the_oldest_turns_are_removed_first_and_the_system_message_stays(tokenizer: Any) -> None:
@@ -232,30 +227,25 @@ def test_the_oldest_turns_are_removed_first_and_the_system_message_stays(tokeniz
         Message("assistant", "the brown fox " * 10),
         Message("user", "over the dog?"),
     )
-    kept = (
-        "<s><|start|>system<|end|>\nbe quick<|eot|><|start|>user<|end|>\nover the dog?<|eot|>"
-        "<|start|>assistant<|end|>\nthe fox<|eot|>"
-    )
+    system = "<s><|start|>system<|end|>\nbe quick<|eot|><|start|>user<|end|>\n"
+    kept = f"{system}over the dog?{ANSWERED}the fox<|eot|>"
     limit = length(tokenizer, kept)
     assert shown(tokenizer, classifier_tokens(tokenizer, (chat, "the fox"), limit)) == kept
     room = shown(tokenizer, classifier_tokens(tokenizer, (chat, "the fox"), limit + 30))
-    assert room.startswith("<s><|start|>system<|end|>\nbe quick<|eot|><|start|>user<|end|>\n<|eot|><|start|>assistant")
+    assert room.startswith(f"{system}<|eot|><|start|>assistant")
     assert room.endswith("brown fox<|eot|>" + kept.partition("be quick<|eot|>")[2])
 
 
 def test_a_long_response_loses_its_beginning_after_the_whole_prompt(tokenizer: Any) -> None:
     tokens = classifier_tokens(tokenizer, ("the lazy dog?", "the fox jumps " * 50), 60)
     text = shown(tokenizer, tokens)
-    assert text.startswith("<s><|start|>user<|end|>\n<|eot|><|start|>assistant<|end|>\n")
+    assert text.startswith(START + ANSWERED)
     assert text.endswith(" jumps<|eot|>")
     assert 55 <= len(tokens["input_ids"]) <= 60
 
 
 def test_a_limit_below_the_template_keeps_the_end_of_the_text(tokenizer: Any) -> None:
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "the dog?"}, {"role": "assistant", "content": "the fox"}], tokenize=False
-    )
-    expected = tokenizer(whole, add_special_tokens=False)["input_ids"][-5:]
+    expected = tokenizer(f"{START}the dog?{ANSWERED}the fox<|eot|>", add_special_tokens=False)["input_ids"][-5:]
     assert classifier_tokens(tokenizer, ("the dog?", "the fox"), 5)["input_ids"] == expected
 
 
@@ -282,9 +272,7 @@ turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system", "tool
 
 @given(prompt=turns, response=contents, limit=st.integers(1, 120))
 @settings(max_examples=150, deadline=None)
-def test_a_text_has_at_most_limit_tokens_and_keeps_its_beginning(
-    tokenizer: Any, prompt: Any, response: str, limit: int
-) -> None:
+def test_a_text_has_at_most_limit_tokens(tokenizer: Any, prompt: Any, response: str, limit: int) -> None:
     chat = [{"role": role, "content": content} for role, content in [*prompt, ("assistant", response)]]
     tokens, cut = chat_tokens(tokenizer, chat, limit)
     whole = tokenizer.apply_chat_template(chat, tokenize=False)
@@ -297,9 +285,7 @@ def test_a_text_has_at_most_limit_tokens_and_keeps_its_beginning(
 
 
 @pytest.mark.parametrize("limit", [30, 60, 90])
-def test_a_tokenizer_without_offsets_gives_a_similar_text(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_a_slow_tokenizer_gives_a_similar_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     item = ((Message("user", TEXT), Message("assistant", TEXT), Message("user", TEXT)), "the fox")
     fast = classifier_tokens(tokenizer, item, limit)["input_ids"]
     monkeypatch.setattr(type(tokenizer), "is_fast", False)

@@ -3,21 +3,27 @@
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run, run_in_terminal, run_process
+from conftest import WriteLines, run, run_in_terminal, run_process, wide
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble
+from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
+from pluralign.cli.options import command_history
 from pluralign.ensemble.members import FeatureMap, LinearMembers
 from pluralign.learning.options import FitOptions
 from pluralign.text.features import TextFeatures
-from pluralign.votes.town_hall.town_hall import town_hall
+from pluralign.votes.options import Loaded
+from pluralign.votes.raters import town_hall_votes
 
 FIT_KEYS = {"method", "k", "weights", "undecided", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
@@ -47,6 +53,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def text_of(*arguments: str | Path) -> str:
+    """What a command that succeeds prints, without line ends."""
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def facts_of(*arguments: str | Path) -> Any:
+    """What a command that succeeds prints as JSON."""
+    return json.loads(text_of(*arguments, "--json"))
 
 
 # --- fit and evaluate -------------------------------------------------------------------------------------------------
@@ -92,9 +110,7 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     folder, _ = fitted
-    done = run("evaluate", folder, data, "--all", "--json", "--seed", "1")
-    assert done.returncode == 0
-    facts = json.loads(done.stdout)
+    facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
     assert set(facts) >= {"test", "baselines", "members", "reliability"}
     assert set(facts["baselines"]) >= BASELINES
     assert facts["pairs"] == 400
@@ -105,28 +121,20 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
 
     other = tmp_path / "other.jsonl"
     town_hall(200, seed=1).preferences.save(other)
-    page = run("evaluate", folder, other)
-    text = " ".join(page.stdout.split())
-    assert page.returncode == 0
+    text = text_of("evaluate", folder, other)
     for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
         assert words in text, words
 
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
     dataclasses.replace(some_ensemble(), undecided=0.3).save(tmp_path)
-    words = {
-        ("evaluate", tmp_path, data): (
-            "Undecided share: 30 %. No member explains these votes",
-            "Mean absolute error 0.",
-        ),
-        ("certify", tmp_path, data): ("3 members, undecided share 30.0%", "counts as two rewards"),
-        ("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned"): ("undecided share 0.300 0.500 0.500 kept",),
-    }
-    for command, expected in words.items():
-        done = run(*command)
-        assert done.returncode == 0, done.stderr
-        for part in expected:
-            assert part in " ".join(done.stdout.split()), part
+    evaluated, certified = text_of("evaluate", tmp_path, data), text_of("certify", tmp_path, data)
+    assert "Undecided share: 30 %. No member explains these votes" in evaluated
+    assert "Mean absolute error 0." in evaluated
+    assert "3 members, undecided share 30.0%" in certified
+    assert "counts as two rewards" in certified
+    pruned = text_of("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned")
+    assert "undecided share 0.300 0.500 0.500 kept" in pruned
 
 
 def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
@@ -134,11 +142,8 @@ def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
 ) -> None:
     rows = [{"prompt": f"p{i % 7}", "chosen": f"Yes, {i} times.", "rejected": f"No {i}"} for i in range(30)]
     (tmp_path / "chosen.jsonl").write_text(as_lines(*rows))
-    facts = json.loads(run("evaluate", fitted[0], tmp_path / "chosen.jsonl", "--json").stdout)
-    assert facts["test"]["brier_corrected"] is None
-    page = run("evaluate", fitted[0], tmp_path / "chosen.jsonl")
-    assert page.returncode == 0
-    assert not re.search(r"\bnan\b", page.stdout.lower())
+    assert facts_of("evaluate", fitted[0], tmp_path / "chosen.jsonl")["test"]["brier_corrected"] is None
+    assert not re.search(r"\bnan\b", text_of("evaluate", fitted[0], tmp_path / "chosen.jsonl").lower())
 
 
 def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(data: Path, tmp_path: Path) -> None:
@@ -234,3 +239,202 @@ def test_loading_a_model_prints_nothing_on_stderr(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["rewards"]) == 3
+
+
+# --- config file ------------------------------------------------------------------------------------------------------
+
+
+FAST = ["--encoder", "none", "--target", "votes"]
+
+
+@pytest.fixture
+def votes(write_jsonl: WriteLines) -> Path:
+    """Votes whose prompts are in a column of another name."""
+    rows = list(town_hall(200).preferences.to_records())
+    return write_jsonl([{"question": row.pop("prompt"), **row} for row in rows])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that writes a file of options."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_saved_config_gives_the_same_weights(votes: Path, tmp_path: Path) -> None:
+    saved, first, again = tmp_path / "run.toml", tmp_path / "first", tmp_path / "again"
+    given = ["--k", "2", "--rename", "prompt=question", "--no-undecided", "--seed", "3", "--max-disagreement", "0.45"]
+    text_of("fit", votes, "-o", first, *FAST, *given, "--save-config", saved)
+    assert tomllib.loads(saved.read_text()) == {
+        "data": str(votes), "output": str(first), "k": 2, "encoder": "none", "target": "votes", "undecided": False,
+        "seed": 3, "max-disagreement": 0.45, "rename": {"prompt": "question"},
+    }  # fmt: skip
+    text_of("fit", "--config", saved, "-o", again)
+    one, two = RewardEnsemble.load(first), RewardEnsemble.load(again)
+    assert one.weights.tolist() == two.weights.tolist()
+    assert one.record.options == two.record.options
+
+
+def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], votes: Path, tmp_path: Path) -> None:
+    own = f"data = '{votes}'\noutput = '{tmp_path / 'out'}'\nk = 4\nencoder = 'none'\ntarget = 'votes'\n"
+    file = config(f"{own}keep_held_out = false\njson = true\n[rename]\nprompt = 'question'")
+    printed = json.loads(text_of("fit", "--config", file, "--k", "2"))
+    assert (printed["k"], printed["options"]["keep_held_out"]) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('metod = "joint"', "there is no option 'metod'; did you mean 'method'?."),
+        ("config = 1", "there is no option 'config'; known are: data, output, "),
+        ("k = [2]", "k must be one value, not [2]."),
+        ("seed = 1.5", "seed cannot be 1.5: "),
+        ("epochs = 'two'", "epochs cannot be 'two': "),
+        ("surface = 'nope'", "surface cannot be 'nope': "),
+        ("method = 'stagewis'", "method cannot be 'stagewis': "),
+        ('features = "a\\u0000b"', "features must not have a null character."),
+    ],
+)
+def test_a_wrong_name_or_value_is_one_sentence(text: str, sentence: str, config: Callable[[str], Path]) -> None:
+    path = config(text)
+    done = run("fit", "demo:300", "-o", "never", "--config", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: {path}: {sentence}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_missing_or_no_toml_is_one_sentence(config: Callable[[str], Path], tmp_path: Path) -> None:
+    path = config("k = ")
+    assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: Invalid value")
+    path.write_bytes(b"\xff")
+    assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: ")
+    missing = tmp_path / "missing.toml"
+    assert run("fit", "--config", missing).stderr == f"pluralign: there is no file {missing}.\n"
+
+
+def test_invalid_options_are_not_saved(tmp_path: Path) -> None:
+    saved = tmp_path / "run.toml"
+    done = run("fit", "demo:300", "-o", tmp_path / "out", "--k", "0", "--save-config", saved)
+    assert done.returncode == 2
+    assert "k must be a whole number" in done.stderr
+    assert not saved.exists()
+
+
+def test_every_text_survives_the_round_trip(tmp_path: Path, write_jsonl: WriteLines) -> None:
+    """The fit fails, since the votes have no such column; the options are saved before."""
+    votes = write_jsonl([wide()], name='a "b" \\ ½ \x7f.jsonl')
+    saved = tmp_path / "run.toml"
+    run("fit", votes, "-o", tmp_path / "007", "--raters", "12", "--rename", 'pro"mpt=x=y', "--save-config", saved)
+    read = tomllib.loads(saved.read_text(encoding="utf-8"))
+    assert (read["data"], read["output"]) == (str(votes), str(tmp_path / "007"))
+    assert (read["raters"], read["rename"]) == (12, {'pro"mpt': "x=y"})
+
+
+# --- command history --------------------------------------------------------------------------------------------------
+
+
+OPTIONS = ("--k", "2", "--encoder", "none", "--method", "stagewise", "--variant", "printed", "--test-fraction", "0.3")
+
+
+def printed_command(folder: Path) -> list[str]:
+    """Return the command of the fit that the report of a folder prints."""
+    text_of("report", folder, "-o", folder / "report.html")
+    line = re.search(r"pluralign fit [^\n]*", unescape((folder / "report.html").read_text()))
+    assert line
+    return shlex.split(line[0])
+
+
+def fitted_again(folder: Path, command: list[str], tmp_path: Path) -> RewardEnsemble:
+    """Return the ensemble that a command makes in another folder."""
+    assert command[:2] == ["pluralign", "fit"]
+    command[command.index(str(folder))] = str(tmp_path / "again")
+    text_of(*command[1:])
+    return RewardEnsemble.load(tmp_path / "again")
+
+
+def same(one: RewardEnsemble, other: RewardEnsemble) -> bool:
+    hashes = {ensemble.record.data.fingerprint for ensemble in (one, other) if ensemble.record.data}
+    return len(hashes) == 1 and np.array_equal(one.weights, other.weights)
+
+
+@pytest.fixture
+def single_votes(write_jsonl: WriteLines) -> Path:
+    """Return a file of single votes with ties, repeats, bad rows and columns of other names."""
+    votes = town_hall_votes(town_hall(160))
+    counts, rows = votes.preferences, []
+    for number, (pair, rater, chose_a) in enumerate(zip(votes.pair, votes.rater, votes.chose_a, strict=True)):
+        row = {
+            "the question": counts.prompts[counts.prompt_index[pair]],
+            "answer 1": counts.responses[counts.a_index[pair]],
+            "answer 2": counts.responses[counts.b_index[pair]],
+            "winner": "tie" if number % 11 == 0 else "answer 1" if chose_a else "answer 2",
+            "worker": f"w{rater}",
+        }
+        rows += [row, row] if number % 7 == 0 else [row]
+    return write_jsonl([*rows, {"the question": "Tea?"}])
+
+
+RENAMES = ("prompt=the question", "response_a=answer 1", "response_b=answer 2", "vote=winner", "annotator=worker")
+
+
+def test_the_printed_command_has_every_option_of_the_data(single_votes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    data = ["--ties", "half", "--min-votes", "3", "--repeats", "first", "--skip-bad"]
+    renames = [word for rename in RENAMES for word in ("--rename", rename)]
+    text_of("fit", single_votes, "-o", folder, *OPTIONS, "--no-keep-held-out", "--seed", "3", *data, *renames)
+    ensemble = RewardEnsemble.load(folder)
+    command = command_history(ensemble.record, folder, ["report"])[0]
+    assert {*data, *renames} <= set(command)
+    assert same(fitted_again(folder, command, tmp_path), ensemble)
+
+
+def test_a_report_prints_the_command_with_raters_and_folds(single_votes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    renames = [word for rename in RENAMES[:4] for word in ("--rename", rename)]
+    options = ("--k", "1", "--encoder", "none", "--raters", "worker", "--skip-bad", "--folds", "2", "--overwrite")
+    text_of("fit", single_votes, "-o", folder, *options, *renames)
+    command = printed_command(folder)
+    assert "--raters worker" in " ".join(command)
+    assert "--folds 2" in " ".join(command)
+    assert not {"--overwrite", "--test-fraction"} & set(command)
+    assert "w17" not in (folder / "ensemble.json").read_text()
+    assert same(fitted_again(folder, command, tmp_path), RewardEnsemble.load(folder))
+
+
+def test_the_source_is_the_one_that_was_given(tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    assert run("fit", "demo:120", "-o", folder, *OPTIONS).returncode == 0
+    assert command_history(RewardEnsemble.load(folder).record, folder, ["report"])[0][2] == "demo:120"
+    votes = tmp_path / "votes.parquet"
+    load_preferences("demo:120").save(votes)
+    assert load_preferences(votes, ties="half").loaded == Loaded(str(votes), {"ties": "half"})
+    rows = "".join(json.dumps(row) + "\n" for row in load_preferences(votes).to_records())
+    assert run("fit", "-", "-o", tmp_path / "piped", *OPTIONS, stdin=rows).returncode == 0
+    assert command_history(RewardEnsemble.load(tmp_path / "piped").record, folder, ["report"])[0][2] == "-"
+
+
+def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
+    town = load_preferences("demo:160")
+    assert town.loaded == Loaded("demo:160")
+    assert town.with_ties("half").loaded == Loaded("demo:160", {"ties": "half"})
+    for changed in (town[:120], town.swapped(), town.with_split(), town_hall(160, seed=1).preferences):
+        assert changed.loaded is None
+    ensemble = fit(town[:120], k=1, encoder="none", method="stagewise")
+    assert command_history(ensemble.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
+    raters = load_rater_votes("demo:160", "rater")
+    counted = fit(raters.preferences, k=1, encoder="none", method="stagewise")
+    assert command_history(counted.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
+
+
+def test_a_pruned_ensemble_names_both_commands(town_folder: Path, tmp_path: Path) -> None:
+    pruned = tmp_path / "pruned"
+    assert run("prune", town_folder, "-o", pruned, "--beta", "3").returncode == 0
+    record = RewardEnsemble.load(pruned).record
+    first, second, _ = command_history(record, pruned, ["report"])
+    assert first[:5] == ["pluralign", "fit", "demo:480", "-o", str(town_folder)]
+    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3"]

@@ -85,7 +85,7 @@ def test_a_body_that_trickles_is_answered_with_408_and_closed(ensemble: RewardEn
     ):
         assert answer_to_a_trickle(connection).startswith(b"HTTP/1.1 408")
         connection.settimeout(30)
-        assert is_closed(connection)
+        wait_until(lambda: is_closed(connection))  # the rest of the answer may come first
 
 
 def test_a_body_that_keeps_arriving_may_take_longer(ensemble: RewardEnsemble) -> None:
@@ -106,9 +106,7 @@ def test_a_request_may_take_longer_than_its_headers(ensemble: RewardEnsemble) ->
         assert connection.recv(4096).startswith(b"HTTP/1.1 408"), "the limit of its body applies"
 
 
-def test_requests_count_as_concurrent_when_their_body_is_complete(
-    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_complete_bodies_count_as_requests(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(ensemble, monkeypatch)
     with running(ensemble, limits=Limits(requests=1)) as client, ExitStack() as open_ones:
         first, second, _ = (open_ones.enter_context(connected(client, HEAD + BODY[:-1])) for _ in range(3))
@@ -121,16 +119,18 @@ def test_requests_count_as_concurrent_when_their_body_is_complete(
         assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
 
 
-def test_a_new_connection_replaces_the_oldest_incomplete_body(ensemble: RewardEnsemble) -> None:
+@pytest.mark.parametrize("sent", [HALF, EXPECTING], ids=["half a head", "a head without its body"])
+def test_a_new_connection_replaces_the_oldest_incomplete_request(ensemble: RewardEnsemble, sent: bytes) -> None:
     with running(ensemble, limits=Limits(connections=3)) as client, ExitStack() as open_ones:
-        first, second, third = (open_ones.enter_context(connected(client, EXPECTING)) for _ in range(3))
-        for connection in (first, second, third):
-            assert connection.recv(4096).startswith(b"HTTP/1.1 100"), "the server waits for the body"
-            connection.sendall(BODY[:-1])
+        first, second, third = (open_ones.enter_context(connected(client, sent)) for _ in range(3))
+        if sent == EXPECTING:
+            for connection in (first, second, third):
+                assert connection.recv(4096).startswith(b"HTTP/1.1 100"), "the server waits for the body"
+                connection.sendall(BODY[:-1])
         assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
         assert is_closed(first)
         for connection in (second, third):
-            connection.sendall(BODY[-1:])
+            connection.sendall(b"alhost\r\n\r\n" if sent == HALF else BODY[-1:])
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
@@ -143,16 +143,6 @@ def test_incomplete_bodies_share_a_limit_of_memory(ensemble: RewardEnsemble) -> 
         assert is_closed(first)
         second.sendall(BODY[-1:])
         assert second.recv(4096).startswith(b"HTTP/1.1 200")
-
-
-def test_a_new_connection_replaces_the_one_that_waits_longest(ensemble: RewardEnsemble) -> None:
-    with running(ensemble, limits=Limits(connections=3)) as client, ExitStack() as open_ones:
-        first, second, third = (open_ones.enter_context(connected(client, HALF)) for _ in range(3))
-        assert client.json("/healthz") == {"status": "ok"}
-        assert is_closed(first)
-        for connection in (second, third):
-            connection.sendall(b"alhost\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_a_running_request_is_never_replaced(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +185,7 @@ def test_limits_stay_below_the_number_of_files() -> None:
     assert file_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def test_accept_errors_are_logged_once_per_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accept_errors_are_logged_rarely(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, now = asyncio.new_event_loop(), [1000.0]
     monkeypatch.setattr(loop, "time", lambda: now[0])
     handle = AcceptErrors()
@@ -223,10 +211,7 @@ def server_with_few_files(folder: Path) -> Iterator[tuple[subprocess.Popen[str],
     """``pluralign serve`` in a process that may open 256 files."""
     shell = 'ulimit -n 256; exec "$0" -m pluralign serve "$1" --name town --port 0 --json'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", shell, sys.executable, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        ["/bin/sh", "-c", shell, sys.executable, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout
     try:

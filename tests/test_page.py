@@ -1,15 +1,26 @@
 """The page in a real browser: navigation, API keys, errors, hostile texts, small screens and colours."""
 
+import json
 import re
+from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from page_browser import TABS, Tab, percent, plain
+from page_browser import ASK, TABS, Tab, page_data, percent, plain
 from served import running
 
+from pluralign import PreferenceSet, answer
+from pluralign.answering.request import Voters
+from pluralign.answering.slate import NO_MAJORITY
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import FEW_VOTES
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.measuring.cards import member_profiles
+from pluralign.server.explain import explain_votes
 
 RUNS = "window.owned = true"
 HOSTILE = (
@@ -99,8 +110,7 @@ def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsem
         page = tab.open(client.address)
         page.fill("#prompt", "Tea?")
         page.fill("#candidates", "Yes.\nNo.")
-        page.click("#ask form button[type=submit]")
-        tab.rest()
+        tab.click(ASK)
         assert "Member" in page.inner_text(".slate")
         page.click("input[value=steerable]")
         assert "This ensemble has no held-out pairs" in page.inner_text("#ask")
@@ -114,25 +124,22 @@ def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsem
 
 def test_an_ensemble_without_figures_is_shown(tab: Tab, address: str) -> None:
     nothing: dict[str, Any] = {
-        "reliability": [],
         "history": None,
-        "comparison": [],
-        "verdicts": [],
-        "groups": {},
         "test": None,
+        "votes": None,
+        "worst_group": None,
+        "groups": {},
         "data": {},
     }
-    page = tab.open(
-        address + "#calibration", rewrite=lambda data: data | nothing | {"votes": None, "worst_group": None}
-    )
+    nothing |= {"reliability": [], "comparison": [], "verdicts": [], "groups": {}, "data": {}}
+    page = tab.open(address + "#calibration", rewrite=lambda data: data | nothing)
     assert "fitted without held-out votes" in page.inner_text("#calibration")
 
 
 def test_a_stopped_server_is_reported(tab: Tab, address: str) -> None:
     page = tab.open(address)
     page.route("**/v1/answer", lambda route: route.abort())
-    page.click("#ask form button[type=submit]")
-    tab.rest()
+    tab.click(ASK)
     assert page.inner_text("#ask [role=alert]") == "No response from the server. Is it still running?"
     tab.messages.clear()  # the browser logs the failed request
 
@@ -169,27 +176,15 @@ def test_hostile_texts_stay_text(tab: Tab, address: str, width: int) -> None:
     page.fill("#prompt", f"{HOSTILE} {ENDLESS}")
     page.fill("#candidates", f"{HOSTILE}\n{ENDLESS}\n{HOSTILE} {ENDLESS}")
     for mode in ("balanced", "distributional", "steerable"):
-        page.click(f"input[value={mode}]")
-        tab.rest()
+        tab.click(f"input[value={mode}]")
         is_harmless(mode)
-    page.click("[data-choice=a]")
-    tab.rest()
+    tab.click("[data-choice=a]")
     is_harmless("steered")
     for name in TABS[1:]:
-        page.click(f"#tab-{name}")
-        tab.rest()
+        tab.click(f"#tab-{name}")
         is_harmless(name)
     assert f"<script>{RUNS}</script>" in page.inner_text("#compare .results")
     assert all(url.startswith(address) for url in requests)
-
-
-def test_hostile_errors_stay_text(tab: Tab, address: str) -> None:
-    page = tab.open(address)
-    page.route("**/v1/answer", lambda route: route.fulfill(status=400, json={"error": {"message": HOSTILE}}))
-    page.click("#ask form button[type=submit]")
-    tab.rest()
-    assert f"<script>{RUNS}</script>" in page.inner_text("#ask [role=alert]")
-    tab.messages.clear()  # the browser logs every status of 400
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (320, "dark")])
@@ -197,8 +192,7 @@ def test_phones_need_no_horizontal_scrolling(tab: Tab, address: str, width: int,
     tab.page.emulate_media(color_scheme=scheme)
     page = tab.open(address, width=width)
     for name in TABS:
-        page.click(f"#tab-{name}")
-        tab.rest()
+        tab.click(f"#tab-{name}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"
     assert dark == (scheme == "dark")
@@ -222,6 +216,10 @@ def luminance(colour: str) -> float:
     parts = [int(full[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def texts_of(page: Any, selector: str) -> list[str]:
+    return [node.inner_text() for node in page.query_selector_all(selector)]
 
 
 def contrast(one: str, other: str) -> float:
@@ -268,3 +266,430 @@ def test_text_has_enough_contrast(scheme: str) -> None:
         ink = "#ffffff" if tau >= 95 else colours["cell"]
         for end in ("alike", "opposite"):
             assert contrast(ink, mixed(colours[end], colours["even"], tau / 100)) >= 4.5, f"{end} {tau}"
+
+
+# --- page ask ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_example_is_answered(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
+    page = tab.open(address)
+    first = shown["examples"][0]
+    expected = answer(ensemble, first["prompt"], first["responses"])
+    assert expected.consensus
+    assert page.input_value("#prompt") == first["prompt"]
+    assert page.text_content(".consensus .data") == expected.consensus.text
+    assert percent(expected.consensus.least_support) in page.inner_text(".consensus")
+    for card, one in zip(page.query_selector_all(".slate .answer"), expected.answers, strict=True):
+        assert card.query_selector(".share").inner_text() == percent(one.share or 0.0)
+        assert card.query_selector(".data").text_content() == one.text
+        assert texts_of(card, ".voices .data") == [shown["members"][j]["name"] for j in one.members]
+
+
+def test_another_example_and_rule(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
+    page = tab.open(address)
+    page.click("text=More questions")
+    tab.click("[data-example='5']")
+    tab.select("#rule", "maximin")
+    example = shown["examples"][5]
+    expected = answer(ensemble, example["prompt"], example["responses"], rule="maximin")
+    assert expected.consensus
+    assert page.text_content(".consensus .data") == expected.consensus.text
+    assert page.get_attribute("[data-example='5']", "aria-pressed") == "true"
+    assert page.get_attribute("[data-example='0']", "aria-pressed") == "false"
+
+
+def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str, ensemble: RewardEnsemble) -> None:
+    page = tab.open(address)
+    page.fill("#prompt", "Shall we dance?")
+    assert "This server has no language model" in page.inner_text("#ask")
+    page.click(ASK)
+    assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
+    assert page.inner_text("#ask .results") == ""
+    page.fill("#candidates", "Yes,\nlet us dance.\n\nNo.\n\n\nPerhaps: it depends.")
+    tab.click(ASK)
+    expected = answer(ensemble, "Shall we dance?", ["Yes,\nlet us dance.", "No.", "Perhaps: it depends."])
+    assert expected.consensus
+    assert page.text_content(".consensus .data") == expected.consensus.text
+    assert not page.is_visible("#ask [role=alert]")
+    page.fill("#candidates", "Yes.\nNo.")
+    tab.click(ASK)
+    assert re.search("[12] of 2 answers", page.inner_text("#ask"))
+
+
+def writing(page: Any, asked_for: str = "candidates", **more: Any) -> list[Any]:
+    """Let the server write two answers; return the list of what its requests ask for."""
+    sent: list[Any] = []
+
+    def write(route: Any) -> None:
+        body = route.request.post_data_json
+        sent.append(body.get(asked_for))
+        texts = ["Yes.", "No, thank you."]
+        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
+        route.fulfill(json=reply | {"candidate_texts": texts, **more})
+
+    page.route("**/v1/answer", write)
+    page.fill("#prompt", "Shall we dance?")
+    return sent
+
+
+def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    sent = writing(page)
+    assert "the language model of this server write answers" in page.inner_text("#ask")
+    tab.click(ASK)
+    tab.click("input[value=distributional]")
+    tab.click("text=Draw again")
+    tab.click(ASK)
+    assert sent == [None, ["Yes.", "No, thank you."], ["Yes.", "No, thank you."], None]
+
+
+def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True, "policies": [0, 1]})
+    sent = writing(page, written=[0, 1])
+    assert "let each member answer with its own policy" in page.inner_text("#ask")
+    tab.click(ASK)
+    assert "Each member's own policy wrote its answer." in page.inner_text("#ask")
+    tab.click(ASK)
+    assert sent == [None, None]
+
+
+def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    sent = writing(page, "mode")
+    for mode in ("distributional", "steerable", "balanced"):
+        tab.click(f"input[value={mode}]")
+    tab.select("#rule", "maximin")
+    assert "Press Ask" in page.inner_text("#ask .results")
+    page.click("input[value=steerable]")
+    tab.click("[data-choice=a]")
+    assert "after 1 choice" in page.inner_text("#ask"), "the posterior needs no language model"
+    page.click("text=Other ways to steer")
+    tab.select("#member", "2")
+    assert sent == []
+    tab.click(ASK)
+    assert sent == ["steerable"]
+    assert "Member 2 answers" in page.inner_text("#ask")
+    page.fill("#prompt", "Shall we sing?")
+    tab.click("input[value=distributional]")
+    assert sent == ["steerable"]
+
+
+def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    assert page.query_selector(".slate")
+    page.route("**/v1/answer", lambda route: route.fulfill(status=502, json={"error": {"message": HOSTILE}}))
+    tab.click(ASK)
+    assert f"<script>{RUNS}</script>" in page.inner_text("#ask [role=alert]")
+    assert page.inner_text("#ask .results") == ""
+    page.click("input[value=steerable]")
+    tab.click("[data-choice=a]")
+    assert f"<script>{RUNS}</script>" in page.inner_text("#ask [role=alert]")
+    assert page.query_selector("[data-choice=a]"), "the next pair can still be chosen"
+    assert page.query_selector("#ask .answer") is None
+    tab.messages.clear()  # the browser logs every status of 502
+
+
+def test_a_consensus_without_a_majority_says_so(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    assert "majority" not in page.inner_text(".consensus")
+
+    def without_majority(route: Any) -> None:
+        reply = route.fetch().json()
+        route.fulfill(json=reply | {"consensus": reply["consensus"] | {"note": NO_MAJORITY}})
+
+    page.route("**/v1/answer", without_majority)
+    tab.click(ASK)
+    assert "No answer has a majority; this one comes nearest." in page.inner_text(".consensus")
+
+
+def test_draws_are_counted(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
+    page = tab.open(address)
+    tab.click("input[value=distributional]")
+    page.click("text=Draw ten")
+    page.wait_for_selector("h3:text-is('11 draws')")
+    tab.rest()
+    example = shown["examples"][0]
+    asked: Any = example["prompt"], example["responses"], "distributional"
+    drawn: list[Any] = [answer(ensemble, *asked, seed=seed).answers[0] for seed in range(11)]
+    counts = [int(row.inner_text().split()[0]) for row in page.query_selector_all(".tally .percent")]
+    assert counts == np.bincount([one.member for one in drawn], minlength=3).tolist()
+    assert page.text_content(".results .answer .text .data") == drawn[-1].text
+    assert f"Member {drawn[-1].member} was drawn" in page.inner_text("#ask")
+
+
+def test_choices_update_the_posterior(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
+    page = tab.open(address)
+    tab.click("input[value=steerable]")
+    assert texts_of(page, "#ask .posterior .percent") == [percent(weight) for weight in shown["weights"]]
+    choices: list[dict[str, Any]] = []
+    for pair, letter in zip(shown["steering_pairs"], "aab", strict=False):
+        assert page.text_content("[data-choice=a] .data") == pair["response_a"]
+        page.focus(f"[data-choice={letter}]")
+        page.keyboard.press("Enter")
+        tab.rest()
+        choices.append(pair | {"votes_a": int(letter == "a"), "votes_b": int(letter == "b")})
+        columns = (
+            [one[key] for one in choices] for key in ("prompt", "response_a", "response_b", "votes_a", "votes_b")
+        )
+        scored = ScoredChoices.of(ensemble, PreferenceSet.from_columns(*columns))
+        expected = steer_by_choices(scored, Voters.of(ensemble))
+        shares = [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
+        assert texts_of(page, "#ask .posterior .percent") == shares
+        assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
+        assert page.evaluate("document.activeElement.dataset.choice") == "a", "the keyboard focus is on the next pair"
+    for _ in range(50):  # until the transition of the bars has ended
+        bars = [bar.bounding_box()["width"] for bar in page.query_selector_all("#ask .posterior .meter > i")]
+        widths = np.array(bars) / page.query_selector("#ask .posterior .meter").bounding_box()["width"]
+        if widths == pytest.approx(expected.posterior, abs=0.02):
+            break
+        page.wait_for_timeout(100)
+    assert widths == pytest.approx(expected.posterior, abs=0.02)
+    page.click("text=Start over")
+    assert "before your first choice" in page.inner_text("#ask")
+
+
+def test_pairs_can_be_skipped_until_none_is_left(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address)
+    page.click("input[value=steerable]")
+    for _ in shown["steering_pairs"]:
+        page.click("text=Skip this pair")
+    assert "No more pairs" in page.inner_text("#ask")
+
+
+def test_more_like_this_is_choices(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
+    page = tab.open(address)
+    example = shown["examples"][0]
+    slate = answer(ensemble, example["prompt"], example["responses"]).answers
+    tab.click(".slate .answer >> nth=1 >> text=More like this")
+    liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
+    n = len(others)
+    votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
+    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), Voters.of(ensemble))
+    assert page.is_checked("input[value=steerable]")
+    assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
+
+
+def test_a_member_or_words_can_steer(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    page.click("input[value=steerable]")
+    page.click("text=Other ways to steer")
+    tab.select("#member", "2")
+    assert "Member 2 answers" in page.inner_text("#ask")
+    page.click("text=Other ways to steer")
+    page.fill("#like", "zzz")
+    page.keyboard.press("Enter")
+    tab.rest()
+    assert "nothing in 'zzz' names a trait" in page.inner_text("#ask [role=alert]")
+    tab.messages.clear()  # the browser logs every status of 400
+
+
+# --- page figures -----------------------------------------------------------------------------------------------------
+
+
+def test_points_show_their_pairs(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    curve = shown["reliability"]
+    page.wait_for_selector("svg .point")
+    points = page.query_selector_all("svg .point")
+    assert len(points) == len(curve)
+    dots = page.query_selector_all(".point .dot")
+    x, y = ([float(dot.get_attribute(name)) for dot in dots] for name in ("cx", "cy"))
+    for drawn, key, sign in ((x, "predicted", 1), (y, "observed", -1)):
+        values = [point[key] for point in curve]
+        slope, offset = np.polyfit(values, drawn, 1)
+        assert slope * sign > 0
+        assert drawn == pytest.approx(np.array(values) * slope + offset, abs=0.1)
+    worst = max(range(len(curve)), key=lambda i: abs(curve[i]["predicted"] - curve[i]["observed"]))
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[worst]["pairs"][0]["prompt"]
+    points[0].hover()
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[0]["pairs"][0]["prompt"]
+    shares = page.inner_text(".behind .pair h4 >> nth=0")
+    pair = curve[0]["pairs"][0]
+    assert f"chosen by {pair['votes_a']} of {pair['votes_a'] + pair['votes_b']}" in shares
+    points[0].focus()
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[1]["pairs"][0]["prompt"]
+    points[2].click()
+    points[0].hover()
+    first = page.inner_text(".behind .pair b >> nth=0")
+    assert first == curve[2]["pairs"][0]["prompt"], "a click keeps the point selected"
+
+
+def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    for summary in page.query_selector_all("figure summary"):
+        summary.click()
+    curve, sizes = page.query_selector_all("figure table")
+    rows = [row.inner_text().split("\t")[0::3] for row in curve.query_selector_all("tbody tr")]
+    assert rows == [[f"{point['predicted']:.3f}", f"{point['count']}"] for point in shown["reliability"]]
+    text = sizes.inner_text()
+    history = shown["history"]
+    for value in [*(one["brier"] for one in history["points"]), *history["lines"].values()]:
+        assert f"{value:.4f}" in text
+
+
+def test_the_comparison_and_the_worst_group_are_shown(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    rows = page.query_selector_all("[aria-label='Comparison of predictions'] tbody tr")
+    words = {"ahead": "ensemble better", "behind": "ensemble worse", "level": "no significant difference"}
+    assert len(rows) == len(shown["comparison"])
+    for row, expected in zip(rows, shown["comparison"], strict=True):
+        assert expected["name"] in row.inner_text()
+        assert f"{expected['brier']:.4f}" in row.inner_text()
+        if expected["standing"]:
+            assert words[expected["standing"]] in row.inner_text()
+    for verdict in shown["verdicts"]:
+        assert verdict["text"] in page.inner_text("#calibration")
+    worst = [row.split("\t")[0] for row in texts_of(page, "tr.worst")]
+    assert worst == ([shown["worst_group"]["name"]] if shown["worst_group"] else [])
+
+
+def test_the_headline_comes_first_and_marks_the_row_that_counts(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    headline = shown["headline"]
+    lines = page.inner_text("#calibration .headline").split("\n\n")
+    assert lines == [headline["main"], headline["verdict"], f"Next: {headline['next_step']}"]
+    first = "#calibration > h2:first-child + .headline"
+    assert page.query_selector(first), "nothing is between the heading and the headline"
+    assert headline["verdict"] in page.inner_text("#verdict")
+    (row,) = page.query_selector_all("[aria-label='Comparison of predictions'] tr.own")
+    assert row.inner_text().startswith("→ ensemble: votes")
+    assert "→ marks the row that counts" in page.inner_text("#calibration")
+
+
+def few(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of the page of an ensemble with 12 test prompts and 3 votes per pair."""
+    none = {"mean": -0.00001, "low": None, "high": None, "standard_error": None}
+    groups = {key: [group | {"interval": none, "residual": none} for group in of] for key, of in data["groups"].items()}
+    unknown = {"difference": None, "standing": None, "interval": None, "brier_corrected": -0.00001}
+    verdict = {"standing": "unknown", "verdict": "No verdict: 12 test prompts."}
+    changes: dict[str, Any] = {"verdicts": [], "floor_note": FEW_VOTES, "groups": groups, "worst_group": None}
+    changes["headline"] = data["headline"] | verdict
+    changes["test"] = data["test"] | {"interval": none, "brier_corrected": -0.00001}
+    changes["comparison"] = [row | unknown for row in data["comparison"] if row["name"] != "floor"]
+    changes["history"] = {"points": data["history"]["points"], "lines": {}}
+    changes["reliability"] = [point | {"interval": None} for point in data["reliability"]]
+    return data | changes
+
+
+def test_few_prompts_and_votes_have_no_intervals_no_floor_and_one_reason(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#calibration", rewrite=few)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.inner_text("body").count("No verdict: 12 test prompts.") == 1
+    text = page.inner_text("#calibration")
+    assert text.count(FEW_VOTES) == 1
+    assert not [words for words in ("95 %", "Floor:", "−0.0000") if words in plain(text)]
+    assert "0.0000" in text
+    assert page.query_selector_all("svg .floor, svg .whisker, svg .band") == []
+    with_floor = tab.open(address + "#calibration")
+    assert with_floor.query_selector_all("svg .floor, svg .whisker")
+
+
+def test_pairs_left_out_and_cross_validation_are_reported(tab: Tab, address: str) -> None:
+    sentence = "Left out 80 prompts (1,544 pairs) that were used for training."
+    more = {"left_out": sentence, "cross_validated": True}
+    page = tab.open(address + "#calibration", rewrite=lambda data: data | more)
+    text = page.inner_text("#calibration")
+    assert sentence in text
+    assert "Cross-validated: each prompt is predicted by an ensemble that was fitted without it." in text
+    assert "; cross-validated." in page.inner_text("#lead")
+
+
+def test_wide_tables_show_that_they_scroll(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#calibration", width=390)
+    region = page.query_selector("[aria-label='Comparison of predictions']")
+    assert region.evaluate("(node) => node.scrollWidth > node.clientWidth")
+    assert region.get_attribute("tabindex") == "0"
+
+    for wide in page.query_selector_all(".scroll"):
+        assert wide.get_attribute("tabindex") == "0"
+
+
+def test_cards_show_leans_and_examples(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#members")
+    cards = page.query_selector_all(".member")
+    for card, expected in zip(cards, shown["members"], strict=True):
+        assert expected["name"] in card.inner_text()
+        assert percent(expected["weight"]) in card.inner_text()
+        for lean in expected["leans"]:
+            assert lean["claim"][1:] in card.inner_text()
+    with_examples = next(card for card in shown["members"] if card["distinguishing"])
+    card = cards[with_examples["member"]]
+    card.query_selector("text=Pairs where it disagrees with most members").click()
+    assert with_examples["distinguishing"][0]["preferred"] in card.text_content()
+    assert texts_of(page, ".distances .percent") == [percent(card["disagreement"]) for card in shown["members"]]
+
+
+def test_the_page_reports_a_sample(tab: Tab, address: str) -> None:
+    sentence = "Traits, words and rankings use a random sample of 250 of the 9,375 prompts."
+    page = tab.open(address + "#members", rewrite=lambda data: data | {"read": {"prompts": 250, "of": 9375}})
+    assert sentence in plain(page.inner_text("#members"))
+    assert "random sample" not in tab.open(address + "#members").inner_text("#members")
+
+
+def test_the_heat_map_works_with_the_keyboard(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#members")
+    cells = page.query_selector_all(".heat tbody td")
+    labels = [float(cell.get_attribute("aria-label").split("τ ")[1].replace("−", "-")) for cell in cells]
+    assert labels == pytest.approx(np.array(shown["tau"]["tau"]).ravel(), abs=0.006)
+    cells[0].focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    tau = shown["tau"]["tau"][1][2]
+    sentence = page.inner_text(".pairing")
+    assert all(shown["members"][j]["name"] in sentence for j in (1, 2))
+    assert f"order {percent((1 - tau) / 2)} of all pairs of answers differently" in sentence
+
+
+def test_compare_shows_votes_and_reasons(
+    tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble, town_folder: Path
+) -> None:
+    page = tab.open(address + "#compare")
+    pair = shown["steering_pairs"][0]
+    texts = pair["prompt"], pair["response_a"], pair["response_b"]
+    rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
+    cards = member_profiles(ensemble.weights, load_held_out(town_folder))
+    expected = explain_votes(ensemble, cards, texts[0], texts[1:], rewards)
+    share = ensemble.undecided / 2 + (1 - ensemble.undecided) * sum(one.weight * one.vote for one in expected)
+    assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")
+    assert f"In the data {pair['votes_a']} of" in page.inner_text("#compare")
+    camps = page.query_selector_all(".camp")
+    for one in expected:
+        camp = camps[0 if one.vote > 0.5 else 1].text_content()
+        assert one.name in camp
+        for sentence in (*one.why, *one.against):
+            assert sentence in camp
+    page.fill("#response-b", "Something else.")
+    page.focus("#compare button[type=submit]")
+    page.keyboard.press("Enter")
+    tab.rest()
+    assert "In the data" not in page.inner_text("#compare"), "people have not voted on this pair"
+    tab.click("text=Another example")
+    assert page.input_value("#response-a") == shown["steering_pairs"][1]["response_a"]
+    assert "In the data" in page.inner_text("#compare")
+
+
+def test_compare_shows_the_undecided_share(tab: Tab, ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    with running(replace(ensemble, undecided=0.4), held_out=held_out) as client:
+        page = tab.open(f"{client.address}/#compare")
+        pair = page_data(f"{client.address}/")["steering_pairs"][0]
+        rewards = ensemble.rewards([(pair["prompt"], pair["response_a"]), (pair["prompt"], pair["response_b"])])
+        share = 0.2 + 0.6 * (rewards[0] > rewards[1]) @ ensemble.weights
+        text = page.inner_text("#compare")
+        assert f"{percent(share)} of people are predicted to prefer A" in text
+        assert f"The undecided share of {percent(0.4)} counts half for each side" in text
+        parts = page.query_selector_all(".split > *")
+        widths = np.array([part.bounding_box()["width"] for part in parts])
+        (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]
+        assert widths[coin] / widths.sum() == pytest.approx(0.4, abs=0.02)
+        assert "Undecided share: 40 %" in page.inner_text("#crowd")
+
+
+def test_a_failed_comparison_clears_the_previous_one(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#compare")
+    assert "are predicted to prefer A" in page.inner_text("#compare .results")
+    page.route("**/v1/explain", lambda route: route.fulfill(status=400, json={"error": {"message": "Too long."}}))
+    tab.click("#compare button[type=submit]")
+    assert texts_of(page, "#compare [role=alert]") + texts_of(page, "#compare .results") == ["Too long.", ""]
+    tab.messages.clear()  # the browser logs every status of 400

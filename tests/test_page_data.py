@@ -1,6 +1,7 @@
 """The page shows what was measured, as JSON."""
 
-import json
+import itertools
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from test_explain import a_lean
+from conftest import pairs_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pluralign import PreferenceSet, evaluate, town_hall
 from pluralign.core.json_values import to_json
@@ -18,10 +21,24 @@ from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_
 from pluralign.ensemble.record import Evaluation
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring import leans
-from pluralign.measuring.leans import CARES_LESS, PREFERS, trait_values
+from pluralign.measuring.cards import Profile
+from pluralign.measuring.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, PREFERS, Lean, trait_values
 from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.measuring.verdicts import comparison, verdicts
-from pluralign.server.page import MAX_LENGTH, PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
+from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
+from pluralign.server.page import (
+    EXAMPLES,
+    MAX_LENGTH,
+    PAIRS_PER_POINT,
+    STEERING_PAIRS,
+    TEXT_LENGTH,
+    card_lean,
+    collect_page_data,
+    example_prompts,
+    steering_pairs,
+    voted_pair,
+)
+from pluralign.theory.posterior import most_informative
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +71,17 @@ def with_difference(ensemble: RewardEnsemble, baseline: str, low: float, high: f
     return replace(ensemble, record=replace(ensemble.record, evaluation=replace(evaluation, baselines=baselines)))
 
 
-def rewritten(held_out: HeldOutVotes, prompts: list[Any], responses: list[str]) -> HeldOutVotes:
-    """The same votes on other texts."""
-    votes = held_out.preferences
-    arrays = (votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b)
-    return HeldOutVotes(PreferenceSet.from_indices(prompts, responses, *arrays), held_out.rewards)
-
-
 def rows_of(votes: PreferenceSet, pair: dict[str, Any]) -> list[int]:
     """Rows of the pairs with these texts, which may be cut."""
 
     def same(text: str, shown: str) -> bool:
         return text == shown or (shown.endswith("…") and len(shown) >= TEXT_LENGTH - 20 and text.startswith(shown[:-1]))
 
+    names = ("prompt", "response_a", "response_b")
+    pairs = enumerate(pairs_of(votes))
     return [
-        row
-        for row in range(len(votes))
-        if same(votes.prompts[votes.prompt_index[row]], pair["prompt"])
-        and same(votes.responses[votes.a_index[row]], pair["response_a"])
-        and same(votes.responses[votes.b_index[row]], pair["response_b"])
+        row for row, texts in pairs if all(same(text, pair[name]) for text, name in zip(texts, names, strict=False))
     ]
-
-
-def test_page_data_is_valid_json(shown: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
 def test_the_reliability_curve_equals_the_fits(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
@@ -88,9 +92,7 @@ def test_the_reliability_curve_equals_the_fits(ensemble: RewardEnsemble, shown: 
         assert point["interval"]["low"] <= point["observed"] <= point["interval"]["high"]
 
 
-def test_pairs_behind_a_point_belong_to_its_bin(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, shown: dict[str, Any]
-) -> None:
+def test_pairs_of_points_are_in_bins(ensemble: RewardEnsemble, held_out: HeldOutVotes, shown: dict[str, Any]) -> None:
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
     order = np.sort(prediction)
     ends = np.cumsum([0] + [point["count"] for point in shown["reliability"]])
@@ -124,9 +126,7 @@ def test_verdicts_report_a_better_soft_reward(ensemble: RewardEnsemble) -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "n_verdicts"), [(0.01, 0.03, 3), (-0.01, 0.01, 3), (-0.03, -0.01, 2)])
-def test_verdicts_mention_the_constant_only_if_it_is_not_worse(
-    ensemble: RewardEnsemble, low: float, high: float, n_verdicts: int
-) -> None:
+def test_verdicts_on_the_constant(ensemble: RewardEnsemble, low: float, high: float, n_verdicts: int) -> None:
     *shown, voices = page_json(with_difference(ensemble, "constant_half", low, high))["verdicts"]
     assert voices["text"].startswith("Evidence of distinct voices: ")
     assert len(shown) == n_verdicts
@@ -211,8 +211,7 @@ def test_cards_agree_with_profiles(shown: dict[str, Any], report: ReportData) ->
 
 def test_the_page_says_once_why_members_have_no_name(ensemble: RewardEnsemble, small_folder: Path) -> None:
     small = page_json(RewardEnsemble.load(small_folder), load_held_out(small_folder))
-    assert [card["name"] for card in small["members"]] == ["Member 0", "Member 1"]
-    assert [card["description"] for card in small["members"]] == ["", ""]
+    assert [(card["name"], card["description"]) for card in small["members"]] == [("Member 0", ""), ("Member 1", "")]
     assert small["unnamed"].endswith("prompts cannot distinguish members; at least 20 are needed.")
     assert page_json(ensemble)["unnamed"].endswith("there are no held-out votes to compare them on.")
 
@@ -246,11 +245,8 @@ def test_the_share_of_a_length_lean_can_be_recounted(held_out: HeldOutVotes, ens
     differ = longer_is_a != 0
     shorter = HeldOutVotes(votes, -words[votes.items().response_index][:, None].astype(float).repeat(3, axis=1))
     shorter.rewards[:, 1:] = np.random.default_rng(0).random((len(words), 2))
-    (lean,) = [
-        lean
-        for lean in page_json(ensemble, shorter)["members"][0]["leans"]
-        if lean["claim"] == f"{PREFERS}shorter answers"
-    ]
+    leans = page_json(ensemble, shorter)["members"][0]["leans"]
+    (lean,) = [lean for lean in leans if lean["claim"] == f"{PREFERS}shorter answers"]
     people = np.where(longer_is_a > 0, votes.prob_a, 1 - votes.prob_a)[differ].mean()
     assert lean["share"] == pytest.approx(1.0, abs=0.02)
     assert lean["share_of_people"] == pytest.approx(1 - people, abs=0.03)
@@ -263,11 +259,11 @@ def test_shares_count_the_claimed_side() -> None:
     assert (less.share, less.share_of_people) == pytest.approx((0.45, 0.55))
 
 
-def test_long_texts_are_cut_for_display_and_left_out_of_examples(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes
-) -> None:
+def test_long_texts_are_cut_and_no_examples(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     votes = held_out.preferences
-    long = rewritten(held_out, votes.prompts.tolist(), [text + " word" * 420 for text in votes.responses])
+    arrays = (votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b)
+    responses = [text + " word" * 420 for text in votes.responses]
+    long = HeldOutVotes(PreferenceSet.from_indices(votes.prompts.tolist(), responses, *arrays), held_out.rewards)
     shown = page_json(ensemble, long)
     texts = [pair["response_a"] for point in shown["reliability"] for pair in point["pairs"]]
     assert all(len(text) <= TEXT_LENGTH and text.endswith("…") for text in texts)
@@ -276,25 +272,15 @@ def test_long_texts_are_cut_for_display_and_left_out_of_examples(
     assert shown["examples"] == shown["steering_pairs"] == []
 
 
-def test_one_pair_is_enough(ensemble: RewardEnsemble) -> None:
-    votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [1], [0])
-    shown = page_json(ensemble, HeldOutVotes(votes, np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])))
-    json.dumps(shown, allow_nan=False)
-    assert shown["reliability"][0]["interval"] is None
-    assert len(shown["steering_pairs"]) == 1
-
-
 def test_without_held_out_votes_only_the_record_is_shown(ensemble: RewardEnsemble) -> None:
     shown = page_json(ensemble)
     assert [card["name"] for card in shown["members"]] == ["Member 0", "Member 1", "Member 2"]
     evaluation = evaluation_of(ensemble)
     assert [card["disagreement"] for card in shown["members"]] == [member.disagreement for member in evaluation.members]
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
-    known = ("comparison", "history", "verdicts", "reliability")
-    assert [key for key in known if not shown[key]] == []
-    assert [
-        key for key in ("examples", "steering_pairs", "groups", "tau", "votes", "worst_group", "read") if shown[key]
-    ] == []
+    known = {"comparison", "history", "verdicts", "reliability"}
+    unknown = {"examples", "steering_pairs", "groups", "tau", "votes", "worst_group", "read"}
+    assert {key for key in known | unknown if shown[key]} == known
 
 
 def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -304,3 +290,153 @@ def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_
     far = [card["member"] for card in shown["members"] if card["disagreement"] > 0.5]
     assert len(far) == 1
     assert [warning.split(" disagrees ")[0] for warning in shown["warnings"]] == [f"Member {far[0]}"]
+
+
+# --- page examples ----------------------------------------------------------------------------------------------------
+
+
+def test_examples_are_the_prompts_with_most_disagreement(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    votes = held_out.preferences
+    items = votes.items()
+    examples = list(example_prompts(ensemble, held_out))
+    assert len(examples) == EXAMPLES
+    favourites: dict[str, int] = {}
+    for p, prompt in enumerate(votes.prompts):
+        rows = np.flatnonzero(items.prompt_index == p)
+        if len(rows) >= 3:
+            favourites[prompt] = len(set(held_out.rewards[rows].argmax(axis=0)))
+    chosen = [favourites[example.prompt] for example in examples]
+    assert chosen == sorted(favourites.values(), reverse=True)[:EXAMPLES]
+    for example in examples:
+        p = votes.prompts.tolist().index(example.prompt)
+        own = {votes.responses[items.response_index[row]] for row in np.flatnonzero(items.prompt_index == p)}
+        assert set(example.responses) == own
+
+
+def test_prompts_with_two_responses_are_the_fallback(ensemble: RewardEnsemble) -> None:
+    votes = town_hall(40, n_responses_per_prompt=2, pairs_per_prompt=1).preferences
+    rewards = np.random.default_rng(0).random((len(votes.items().prompt_index), 3))
+    held_out = HeldOutVotes(votes, rewards)
+    assert {len(example.responses) for example in example_prompts(ensemble, held_out)} == {2}
+    assert collect_page_data(ensemble, held_out, name="town").tau is None
+
+
+def test_steering_pairs_are_whole_and_have_different_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    pairs, votes = list(steering_pairs(ensemble, held_out)), held_out.preferences
+    assert len(pairs) == STEERING_PAIRS == len({pair.prompt for pair in pairs})
+    assert set(pairs) <= {voted_pair(votes, row) for row in range(len(votes))}
+
+
+def information(chance: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> float:
+    """I(J; C) by enumeration of all sequences of choices."""
+    total = 0.0
+    for sequence in itertools.product((True, False), repeat=len(chance)):
+        likelihood = np.prod([q if a else 1 - q for q, a in zip(chance, sequence, strict=True)], axis=0)
+        marginal = float(likelihood @ weights)
+        total += sum(w * t * math.log(t / marginal) for w, t in zip(weights, likelihood, strict=True) if w > 0)
+    return total
+
+
+@given(st.integers(0, 10_000))
+def test_each_steering_pair_has_the_largest_gain(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    chance, weights = random.uniform(0.05, 0.95, (7, 3)), random.dirichlet(np.ones(3))
+    chosen = most_informative(chance, weights, np.arange(7), 3)
+    for n in range(3):
+        gains = [information(chance[[*chosen[:n], i]], weights) for i in range(7) if i not in chosen[:n]]
+        assert information(chance[chosen[: n + 1]], weights) == pytest.approx(max(gains))
+
+
+@given(st.integers(0, 10_000))
+def test_steering_pairs_do_not_depend_on_the_order_of_responses_or_members(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    chance, weights = random.uniform(0.05, 0.95, (20, 4)), random.dirichlet(np.ones(4))
+    chosen = most_informative(chance, weights, np.arange(20), 3)
+    assert most_informative(1 - chance, weights, np.arange(20), 3) == chosen
+    assert most_informative(chance[:, ::-1], weights[::-1], np.arange(20), 3) == chosen
+
+
+def test_a_prompt_has_at_most_one_steering_pair() -> None:
+    chance = np.random.default_rng(0).uniform(0.05, 0.95, (6, 2))
+    chosen = most_informative(chance, np.array([0.5, 0.5]), np.array([0, 0, 0, 1, 1, 1]), 6)
+    assert sorted(row // 3 for row in chosen) == [0, 1]
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3
+
+
+def a_lean(trait: str = "length", own: float = 0.5, pairs: int = 400, claim: str = "") -> Lean:
+    return Lean(trait, own, own, 0.01, own / 0.01, 0.0, 0.1, pairs, claim)
+
+
+def a_card(member: int = 0, leans: tuple[Lean, ...] = (), **words: Any) -> Profile:
+    own = {"likes": (), "dislikes": (), "typical": (), "distinguishing": ()} | words
+    return Profile(member, 0.3, 0.4, f"card {member}", "", leans, **own)
+
+
+def explained(ensemble: RewardEnsemble, card: Profile, margin: float = 1.0) -> MemberVote:
+    """The vote of member 0, which prefers LONG if the margin is above 0."""
+    return explain_votes(ensemble, [card], "Tea?", (LONG, SHORT), [[margin, 0.0, 0.0], [0.0, 0.0, 0.0]])[0]
+
+
+def test_a_lean_in_the_votes_direction_explains_it(ensemble: RewardEnsemble) -> None:
+    n_words = len(LONG.split())
+    likes = a_card(leans=(a_lean("length", 0.5),))
+    reasons = [f"Prefers longer answers (75 % of 400 held-out pairs): A has {n_words} words, B 1."]
+    assert explained(ensemble, likes).why == reasons
+    against = explained(ensemble, likes, -1.0)
+    assert (against.why, against.against) == ([NO_REASON], reasons)
+    shorter = explained(ensemble, a_card(leans=(a_lean("length", -0.5),)), -1.0)
+    assert shorter.why == [f"Prefers shorter answers (75 % of 400 held-out pairs): B has 1 words, A {n_words}."]
+
+
+@pytest.mark.parametrize(
+    "lean",
+    [a_lean("length", 0.05, 10_000), a_lean("length", 0.3, 100), a_lean("length", math.nan), a_lean("second_person")],
+    ids=["too small to matter", "could be chance", "not measured", "the texts do not differ in it"],
+)
+def test_unclear_leans_explain_nothing(ensemble: RewardEnsemble, lean: Lean) -> None:
+    vote = explained(ensemble, a_card(leans=(lean,)))
+    assert (vote.why, vote.against) == ([NO_REASON], [])
+
+
+def test_small_differences_are_no_reason(ensemble: RewardEnsemble) -> None:
+    card = a_card(leans=(a_lean("length", 0.5),))
+    long = "word " * 53
+    assert explain_votes(ensemble, [card], "", (long, long + "word"), [[0, 0, 0], [1, 0, 0]])[0].why == [NO_REASON]
+    assert explain_votes(ensemble, [card], "", (long, long + long), [[0, 0, 0], [1, 0, 0]])[0].why != [NO_REASON]
+
+
+def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
+    likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
+    rest = "“reasons” (70 % of 400 held-out pairs): only A contains it."
+    assert likes.why == [LIKES_WORD.capitalize() + rest]
+    turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
+    assert turns.why == [DISLIKES_WORD.capitalize() + rest]
+
+
+def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:
+    votes = explain_votes(ensemble, [], "Tea?", ("Yes.", "No."), [[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
+    assert [one.vote for one in votes] == [1.0, 0.0, 0.5]
+    assert [one.margin for one in votes] == [1.0, -1.0, 0.0]
+    assert [one.why for one in votes] == [[NO_CARDS], [NO_CARDS], [A_TIE]]
+    assert [one.weight for one in votes] == ensemble.weights.tolist()
+    assert votes[0].prob_a == pytest.approx(1 / (1 + math.exp(-1 / ensemble.temperature)))
+
+
+def test_swapped_responses_swap_reasons(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> None:
+    votes = held_out.preferences
+    reasons = 0
+    for prompt, a, b, *_ in pairs_of(votes[:20]):
+        rewards = ensemble.rewards([(prompt, a), (prompt, b)])
+        one = explain_votes(ensemble, report.profiles, prompt, (a, b), [rewards[0], rewards[1]])
+        other = explain_votes(ensemble, report.profiles, prompt, (b, a), [rewards[1], rewards[0]])
+        swap = str.maketrans("AB", "BA")
+        for this, that in zip(one, other, strict=True):
+            assert [s.split(": ")[-1] for s in this.why] == [s.split(": ")[-1].translate(swap) for s in that.why]
+            assert this.vote == 1 - that.vote
+            reasons += this.why not in ([NO_REASON], [A_TIE])
+    assert reasons > 10

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,14 +18,15 @@ from typing import Any
 
 import pytest
 from conftest import WriteLines, run
+from judging import Parrot
 
-from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.text import remote
 from pluralign.text.causal import Completion
+from pluralign.text.judge import MAX_CHARACTERS, Question, judge_pairs
 from pluralign.text.options import RemoteOptions, SamplingOptions
-from pluralign.text.remote import ServerModel, read_choices
+from pluralign.text.remote import ServerModel, read_choice, read_choices
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message
 
@@ -164,9 +167,7 @@ def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> 
     [(1, 3, [3, 1, 1, 1, 1, 1]), (4, 10, [10, 4, 2, 4, 4, 2]), (100, 150, [100, 50] * 2)],
     ids=["one response at a time", "fewer than requested", "a limit of ours"],
 )
-def test_requests_shrink_to_the_number_of_choices_a_server_returns(
-    serve: Serve, at_most: int, n: int, requested: list[int]
-) -> None:
+def test_requests_shrink_to_what_a_server_returns(serve: Serve, at_most: int, n: int, requested: list[int]) -> None:
     server = serve(lambda request: counts({**request, "n": min(at_most, request.get("n", 1))}))
     model = server.model()
     for _ in range(2):
@@ -184,9 +185,7 @@ def test_requests_shrink_to_the_number_of_choices_a_server_returns(
     ],
     ids=["n", "n by name", "seed", "max_tokens"],
 )
-def test_a_parameter_that_a_server_rejects_is_omitted_from_then_on(
-    serve: Serve, parameter: str, rejection: Reply
-) -> None:
+def test_a_rejected_parameter_is_omitted_from_then_on(serve: Serve, parameter: str, rejection: Reply) -> None:
     server = serve(lambda request: rejection if parameter in request else counts(request))
     model = server.model()
     for rejected in (1, 0):
@@ -197,13 +196,6 @@ def test_a_parameter_that_a_server_rejects_is_omitted_from_then_on(
 
 
 # --- failing prompts --------------------------------------------------------------------------------------------------
-
-
-def test_a_request_to_a_busy_server_is_retried(serve: Serve) -> None:
-    turns = itertools.count()
-    server = serve(lambda request: fails(429, "slow down") if next(turns) < 2 else counts(request))
-    assert len(sample(server.model())) == 3
-    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -217,10 +209,7 @@ def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, statu
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
-        (
-            Reply(b"<html>Hello</html>"),
-            r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that",
-        ),
+        (Reply(b"<html>Hello</html>"), r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that"),
         (Reply(b'{"choices": [{"mess'), "the server's reply is not JSON"),
         (Reply(b""), "the server's reply is not JSON"),
         (Reply(b"[" * 200_000), "the server's reply is not JSON"),
@@ -254,7 +243,7 @@ def test_a_truncated_reply_is_requested_again(serve: Serve, monkeypatch: pytest.
     monkeypatch.setattr(remote, "RETRIES", 1)
     turns = itertools.count()
     cut = Reply(says("Yes, because").body, keep_back=20)
-    server = serve(lambda request: cut if next(turns) != 1 else counts(request))
+    server = serve(lambda request: counts(request) if next(turns) == 1 else cut)
     model = server.model()
     assert len(sample(model)) == 3
     assert len(server.requests) == 2
@@ -301,8 +290,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
-    assert "the prompt is too long for the model" in done.failed[0].error
-    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
+    assert re.search("too long for the model.*shorten the prompt or lower --max-new-tokens", done.failed[0].error)
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -319,9 +307,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
-    serve: Serve, tmp_path: Path, reply: Reply, sentence: str
-) -> None:
+def test_an_error_of_every_prompt_ends_the_run(serve: Serve, tmp_path: Path, reply: Reply, sentence: str) -> None:
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):
@@ -345,24 +331,19 @@ def test_a_rejected_key_is_reported_before_sampling(serve: Serve) -> None:
         serve(models=silent).model().prepare()
 
 
-def test_an_unreachable_server_is_reported_in_one_sentence(
-    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
-) -> None:
+def test_an_unreachable_server_is_one_sentence(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
     server = serve()
     server.shutdown()
     server.server_close()
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
     done = run("generate", prompts, "-o", tmp_path / "c.jsonl", "--model", "parrot", "--base-url", server.url)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"pluralign: no server answers at {server.url} (")
     assert done.stderr.endswith("; start it, or check --base-url.\n")
-    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "c.jsonl").exists()
 
 
-def test_a_server_that_goes_down_ends_the_run_and_keeps_finished_prompts(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_goes_down_ends_the_run(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "RETRIES", 0)
     server = serve()
 
@@ -454,11 +435,8 @@ def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serv
     meeting = threading.Barrier(3, timeout=10)
 
     def script(request: Request) -> Reply:
-        for parameter, words in (
-            ("max_tokens", "use max_completion_tokens"),
-            ("seed", "no seed"),
-            ("n", "n must be 1"),
-        ):
+        refused = {"max_tokens": "use max_completion_tokens", "seed": "no seed", "n": "n must be 1"}
+        for parameter, words in refused.items():
             if parameter in request:
                 meeting.wait()
                 return fails(400, words)
@@ -529,9 +507,7 @@ def cut(*texts: str, reason: object = "length") -> Reply:
 @pytest.mark.parametrize(
     ("reason", "counted"), [("length", 2), ("stop", 0), ("content_filter", 0), (None, 0), (["length"], 0)]
 )
-def test_responses_cut_off_by_the_server_are_kept_and_counted(
-    serve: Serve, tmp_path: Path, reason: object, counted: int
-) -> None:
+def test_responses_that_are_cut_off_are_counted(serve: Serve, tmp_path: Path, reason: object, counted: int) -> None:
     server = serve(lambda request: cut(f"{prompt_of(request)} and", "No.", reason=reason))
     for resumed in (0, 2):
         done = generate(["Tea?", "Rum?"], tmp_path / "c.jsonl", server.model(), 2)
@@ -569,44 +545,26 @@ def test_invalid_options_are_reported_in_one_sentence(options: dict[str, Any], s
     assert "secret" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(300).preferences, k=2, encoder="none", folder=path)
-    return path
-
-
-def test_generate_samples_from_a_server_and_reports_responses_that_were_cut_off(
-    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
-) -> None:
+def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
     server, path = serve(lambda _: cut("Yes, and", "No.")), tmp_path / "c.jsonl"
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
-    command: list[str | Path] = [
-        "generate",
-        prompts,
-        "-o",
-        path,
-        "--model",
-        "parrot",
-        "--base-url",
-        f"{server.url}/",
-        "-n",
-        "2",
-    ]
+    remote = ("--model", "parrot", "--base-url", f"{server.url}/")
+    command: tuple[str | Path, ...] = ("generate", prompts, "-o", path, *remote, "-n", "2")
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert [facts[name] for name in ("lines", "responses", "cut_off", "model")] == [6, 12, 6, f"parrot at {server.url}"]
+    facts = {"lines": 6, "responses": 12, "cut_off": 6, "model": f"parrot at {server.url}"}
+    assert facts.items() <= json.loads(done.stdout).items()
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     assert "6 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
-def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder: Path) -> None:
+def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, small_folder: Path) -> None:
     def script(request: Request) -> Reply:
         return says(*["We all want tea."] * 4) if request["model"] == "raven" else says("Yes.", "", " Yes. ", "Never.")
 
     server = serve(script)
-    done = run("answer", folder, "Tea?", "--model", "parrot", "--distill", "raven", "--base-url", server.url, "--json")
+    models = ("--model", "parrot", "--distill", "raven", "--base-url", server.url)
+    done = run("answer", small_folder, "Tea?", *models, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
@@ -617,3 +575,77 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert "People were asked: Tea?" in prompt_of(written)
     assert facts["answers"][0]["text"] in prompt_of(written)
     assert (server.requests[0]["temperature"], written["temperature"]) == (1.2, 0.7)
+
+
+# --- judge ------------------------------------------------------------------------------------------------------------
+
+
+TREES = Question("likes trees", "Park?", "More trees, please.", "A car park.")
+CARS = Question("likes parking", "Park?", "More trees, please.", "Parking for cars.")
+
+
+def with_log_probs(**logprobs: float) -> Reply:
+    top = [{"token": token, "logprob": value} for token, value in logprobs.items()]
+    choice = {"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}}
+    return Reply({"choices": [choice], "usage": {"prompt_tokens": 90, "completion_tokens": 1}})
+
+
+def test_each_pair_is_asked_in_both_orders_and_calls_are_counted() -> None:
+    parrot = Parrot()
+    judged = judge_pairs(parrot, [TREES, CARS])
+    assert judged.prob_a.tolist() == [1.0, 0.0]
+    assert len(parrot.asked) == judged.usage.calls == 4
+    assert parrot.asked[1].index("A car park.") < parrot.asked[1].index("More trees")
+    assert (judged.usage.tokens_in, judged.usage.tokens_out, judged.usage.unanswered) == (28, 4, 0)
+
+
+@pytest.mark.parametrize(("says_a", "unanswered"), [(1.0, 0), (math.nan, 2)])
+def test_a_judge_without_an_opinion_prefers_nothing(says_a: float, unanswered: int) -> None:
+    judged = judge_pairs(Parrot(judges=lambda _: says_a), [TREES])
+    assert (judged.prob_a.tolist(), judged.usage.unanswered) == ([0.5], unanswered)
+
+
+def test_one_order_is_enough_and_many_failures_end_the_run() -> None:
+    assert judge_pairs(Parrot(fails=1), [TREES] * 10).prob_a.tolist() == [1.0] * 10
+    for concurrency in (1, 3):
+        with pytest.raises(DataError, match="asleep"):
+            judge_pairs(Parrot(fails=9), [TREES] * 10, concurrency=concurrency)
+
+
+def test_threads_keep_the_order_of_the_questions() -> None:
+    assert judge_pairs(Parrot(), [TREES, CARS] * 20, concurrency=4).prob_a.tolist() == [1.0, 0.0] * 20
+
+
+def test_long_texts_are_shortened() -> None:
+    text = Question("", "x" * 9_000, "y" * 9_000, "z" * 9_000).text()
+    assert len(text) < 3 * MAX_CHARACTERS + 500
+    assert "description" not in text
+
+
+def test_a_server_gives_log_probabilities_of_the_letters(serve: Serve) -> None:
+    upstream = serve(lambda _: with_log_probs(A=math.log(0.6), B=math.log(0.2), The=math.log(0.1)))
+    choice = upstream.model().choose("A or B?", ("A", "B"))
+    assert choice.prob == pytest.approx(0.75)
+    assert (choice.tokens_in, choice.tokens_out) == (90, 1)
+    assert upstream.requests[0]["logprobs"] is True
+    assert upstream.requests[0]["temperature"] == 0
+
+
+def test_a_server_without_log_probabilities_is_read_by_its_text(serve: Serve) -> None:
+    def script(request: Request) -> Reply:
+        if "logprobs" in request:
+            return fails(400, "logprobs are not supported")
+        return says("Response B, because" if "tea" in prompt_of(request) else "Neither.")
+
+    model = serve(script).model()
+    assert model.choose("tea?", ("A", "B")).prob == 0.0
+    assert math.isnan(model.choose("rum?", ("A", "B")).prob)
+
+
+def test_a_damaged_reply_is_an_error_and_odd_log_probabilities_are_ignored() -> None:
+    with pytest.raises(DataError, match="not JSON"):
+        read_choice(b"<html>", ("A", "B"))
+    odd: Any
+    for odd in (None, {"content": []}, {"content": [{"top_logprobs": [{"token": None}]}]}, "?"):
+        body = json.dumps({"choices": [{"message": {"content": "A"}, "logprobs": odd}]}).encode()
+        assert read_choice(body, ("A", "B")).prob == 1.0

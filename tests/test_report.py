@@ -4,6 +4,8 @@ import html
 import json
 import math
 import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,18 +14,31 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run
+from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
+from page_browser import Tab, page_data
+from served import running
+from town_raters import town_raters, town_representation
 
-from pluralign import PreferenceSet, fit, town_hall
+from pluralign import PreferenceSet, RewardEnsemble, town_hall
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, LeftOut
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
+from pluralign.measuring.individuals import PREDICTORS, Representation, save_representation
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.publishing.figures import as_svg, brier_by_size, camp_heat_map, reliability_curve, tau_heat_map
+from pluralign.measuring.verdicts import representation_verdicts
+from pluralign.publishing.figures import (
+    as_svg,
+    brier_by_size,
+    camp_heat_map,
+    reliability_curve,
+    representation_curves,
+    tau_heat_map,
+)
 from pluralign.publishing.report import page
 from pluralign.theory.intervals import Interval
 
@@ -31,20 +46,8 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(600).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ensemble(folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(folder)
-
-
-@pytest.fixture(scope="module")
-def found(folder: Path, ensemble: RewardEnsemble) -> ReportData:
-    return collect_report_data(ensemble, load_held_out(folder))
+def found(held_out: HeldOutVotes, ensemble: RewardEnsemble) -> ReportData:
+    return collect_report_data(ensemble, held_out)
 
 
 @pytest.fixture(scope="module")
@@ -170,13 +173,11 @@ def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: 
     assert [cell in row[0] for cell in (">3<", ">0.0777<", ">0.0444<")] == [True] * 3
 
 
-def test_a_report_on_other_votes_does_not_use_the_cross_validation_of_the_fit(
-    ensemble: RewardEnsemble, folder: Path
-) -> None:
+def test_a_report_on_other_votes_ignores_the_cross_validation(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     evaluation = evaluation_of(ensemble)
     validated = replace(ensemble, record=replace(ensemble.record, cross_validation=evaluation))
     other = replace(evaluation, left_out=LeftOut(pairs=40, prompts=5))
-    found = collect_report_data(validated, load_held_out(folder), other, ReportOptions(cases=0))
+    found = collect_report_data(validated, held_out, other, ReportOptions(cases=0))
     assert found.main is other
     text = page(validated, found)
     assert "Left out 5 prompts (40 pairs) that were used for training." in text
@@ -234,8 +235,8 @@ def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnse
         page(ensemble, replace(found, record=replace(found.record, evaluation=None)))
 
 
-def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> None:
-    text = page(ensemble, collect_report_data(ensemble, hostile(load_held_out(folder))), name=HOSTILE)
+def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    text = page(ensemble, collect_report_data(ensemble, hostile(held_out)), name=HOSTILE)
     assert "&lt;script&gt;" in text
     parsed = tags(text)
     assert parsed.open == []
@@ -244,10 +245,10 @@ def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_a_browser_shows_hostile_texts_as_plain_text(
-    ensemble: RewardEnsemble, folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
     path = tmp_path / "r.html"
-    data = collect_report_data(ensemble, hostile(load_held_out(folder)))
+    data = collect_report_data(ensemble, hostile(held_out))
     path.write_text(page(ensemble, data, name="A town"), encoding="utf-8")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests: list[str] = []
@@ -289,16 +290,14 @@ def test_figure_2_has_every_size_and_line(found: ReportData) -> None:
 @pytest.fixture(scope="module")
 def camps(ensemble: RewardEnsemble) -> CampStudy:
     """The camps, with member 1 standing for the first of them."""
-    town = town_hall(600)
+    town = town_hall(480)
     study = camps_of_ensemble(town, town.preferences.test_mask(0.4), ensemble)
     first = replace(study.camps[0], closest=1, gain=replace(study.camps[0].gain, low=0.01))
     others = [replace(camp, gain=replace(camp.gain, low=-0.01)) for camp in study.camps[1:]]
     return replace(study, camps=[first, *others])
 
 
-def test_the_report_of_a_town_hall_shows_its_camps(
-    ensemble: RewardEnsemble, found: ReportData, camps: CampStudy, plain: str
-) -> None:
+def test_the_report_shows_camps(ensemble: RewardEnsemble, found: ReportData, camps: CampStudy, plain: str) -> None:
     text = page(ensemble, found, camps={"some features": camps})
     assert "1 of 6 camps have a member: some features" in text
     assert "Member 1 stands for the gardeners" in text
@@ -318,35 +317,140 @@ def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
     assert [text.get_text() for text in drawing.axes[0].texts] == ["1.00", "–", "–", "1.00"]
 
 
-def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_page_and_the_figures(town_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
-    done = run("report", folder, "-o", target, "--figures", tmp_path / "figures", "--json")
+    done = run("report", town_folder, "-o", target, "--figures", tmp_path / "figures", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["report"] == str(target)
     assert {Path(name).read_bytes()[:4] for name in facts["figures"]} == {b"\x89PNG", b"<?xm"}
     assert len(facts["figures"]) == 10
     assert facts["study"]["certificate"]["k"] == 3
-    text = target.read_text()
-    assert "pluralign fit demo" in text
-    assert "--k 3 --encoder none --test-fraction 0.4" in text
+    for words in ("pluralign fit demo", "--k 3", "--encoder none", "--test-fraction 0.4"):
+        assert words in target.read_text()
 
 
-def test_the_command_evaluates_on_other_votes(folder: Path, tmp_path: Path) -> None:
+def test_the_command_evaluates_on_other_votes(town_folder: Path, tmp_path: Path) -> None:
     other = town_hall(300, seed=5).preferences
     other.save(tmp_path / "other.jsonl")
     target = tmp_path / "report.html"
-    done = run("report", folder, "-o", target, "--data", tmp_path / "other.jsonl", "--json")
+    done = run("report", town_folder, "-o", target, "--data", tmp_path / "other.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)["study"]
     assert facts["votes"]["pairs"] == facts["facts"]["pairs"] == len(other)
     assert "prompts of" in target.read_text()
 
 
-def test_the_command_ranks_given_candidates(folder: Path, tmp_path: Path) -> None:
+def test_the_command_ranks_given_candidates(town_folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "candidates.jsonl"
     lines.write_text(json.dumps({"prompt": "Should we plant trees?", "responses": ["Yes.", "No, never.", "Perhaps: "]}))
-    done = run("report", folder, "-o", tmp_path / "r.html", "--candidates", lines, "--json")
+    done = run("report", town_folder, "-o", tmp_path / "r.html", "--candidates", lines, "--json")
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout)["study"]["cases"]
     assert case["prompt"] == "Should we plant trees?"
+
+
+# --- representation of individuals ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def represented(town_folder: Path, ensemble: RewardEnsemble) -> Representation:
+    return town_representation(ensemble, town_raters())
+
+
+@pytest.fixture(scope="module")
+def data(ensemble: RewardEnsemble, held_out: HeldOutVotes, represented: Representation) -> ReportData:
+    return collect_report_data(ensemble, held_out, representation=represented)
+
+
+def test_the_report_has_a_section_only_where_it_was_measured(ensemble: RewardEnsemble, data: ReportData) -> None:
+    text = page(ensemble, data)
+    assert '<section id="individuals">' in text
+    assert '<a href="#individuals">Individuals</a>' in text
+    without = page(ensemble, replace(data, representation=None))
+    assert "individuals" not in without
+
+
+def test_the_report_shows_every_score(ensemble: RewardEnsemble, data: ReportData, represented: Representation) -> None:
+    text = page(ensemble, data)
+    section = text[text.index('<section id="individuals">') : text.index('<section id="certificate">')]
+    for row in represented.rows:
+        scores = [row.predictors[name] for name in PREDICTORS]
+        for values in ([one.accuracy.mean for one in scores], [one.log_loss.mean for one in scores]):
+            assert re.search("".join(f"<td[^>]*>{value:.4f}</td>" for value in values), section)
+    for verdict in representation_verdicts(represented):
+        assert verdict.text.replace("'", "&#39;") in section
+
+
+def test_the_figure_draws_the_measured_accuracies(represented: Representation) -> None:
+    axes = representation_curves(represented).axes[0]
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]
+    for name in ("posterior", "member", "own", "soft_bt"):
+        assert [row.predictors[name].accuracy.mean for row in represented.rows] in drawn
+    bars = np.concatenate([bar.get_segments() for bar in axes.collections if isinstance(bar, LineCollection)])
+    ends = [
+        [row.predictors["posterior"].accuracy.low, row.predictors["posterior"].accuracy.high]
+        for row in represented.rows
+    ]
+    np.testing.assert_allclose(bars[:, :, 1], ends)
+    labels = [label.get_text().partition("\n")[0] for label in axes.get_xticklabels()]
+    assert labels == ["0", "1", "3", "5", "10", "20", "all"]
+
+
+def test_the_command_reads_the_saved_figures(town_folder: Path, tmp_path: Path, represented: Representation) -> None:
+    copy = shutil.copytree(town_folder, tmp_path / "ensemble")
+    save_representation(represented, copy)
+    written = run("report", copy, "-o", tmp_path / "report.html", "--json")
+    assert json.loads(written.stdout)["study"]["representation"] == to_json(represented)
+    assert "How well individuals are represented" in (tmp_path / "report.html").read_text()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(ensemble: RewardEnsemble, held_out: HeldOutVotes, represented: Representation) -> Iterator[str]:
+    """Return the address of a page with the measure of representation."""
+    with running(ensemble, held_out=held_out, representation=represented) as client:
+        yield f"{client.address}/"
+
+
+def test_the_page_shows_every_score(tab: Tab, measured: str, represented: Representation) -> None:
+    rows = page_data(measured)["representation"]["rows"]
+    assert rows == to_json(represented)["rows"]
+    opened = tab.open(measured + "#calibration")
+    opened.wait_for_selector(".individuals svg")
+    accuracy, log_loss = opened.query_selector_all(".individuals table")
+    for table, score in ((accuracy, "accuracy"), (log_loss, "log_loss")):
+        shown = [line.inner_text().split("\t") for line in table.query_selector_all("tbody tr")]
+        expected = [[f"{row['predictors'][name][score]['mean']:.3f}" for name in PREDICTORS] for row in rows]
+        assert [line[2:-1] for line in shown] == expected
+        assert [line[0] for line in shown] == ["0", "1", "3", "5", "10", "20", "all"]
+    verdicts = [one.inner_text() for one in opened.query_selector_all(".individuals .verdict")]
+    assert verdicts == [verdict.text for verdict in representation_verdicts(represented)]
+
+
+@pytest.mark.parametrize("width", [1200, 380])
+def test_the_page_draws_the_accuracies(tab: Tab, measured: str, represented: Representation, width: int) -> None:
+    opened = tab.open(measured + "#calibration", width=width)
+    opened.wait_for_selector(".individuals svg")
+    heights = [float(dot.get_attribute("cy")) for dot in opened.query_selector_all(".individuals .dot")]
+    values = [row.predictors["posterior"].accuracy.mean for row in represented.rows]
+    slope, offset = np.polyfit(values, heights, 1)
+    assert slope < 0
+    np.testing.assert_allclose(heights, np.array(values) * slope + offset, atol=0.1)
+    labels = [text.text_content() for text in opened.query_selector_all(".individuals svg text[class^=line-]")]
+    assert len(labels) == 4
+    box = opened.query_selector(".individuals svg").bounding_box()
+    for text in opened.query_selector_all(".individuals svg text"):
+        inside = text.bounding_box()
+        assert inside["x"] >= box["x"] - 1
+        assert inside["x"] + inside["width"] <= box["x"] + box["width"] + 1
+        assert inside["y"] + inside["height"] <= box["y"] + box["height"] + 1
+
+
+def test_a_page_without_the_measure_has_no_section(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    assert shown["representation"] is None
+    opened = tab.open(address + "#calibration")
+    opened.wait_for_selector("svg .point")
+    assert opened.query_selector(".individuals") is None

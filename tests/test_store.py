@@ -48,9 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @given(wanted=st.lists(st.integers(0, len(TEXTS) - 1), max_size=30))
-def test_features_are_returned_for_any_texts_in_any_order(
-    wanted: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_features_are_returned_in_any_order(wanted: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "any-order"
     if not folder.exists():
         write_features(folder, TEXTS)

@@ -29,6 +29,7 @@ from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, head_weights
 from pluralign.votes.preferences import PreferenceSet
 
+pytestmark = pytest.mark.slow
 WEIGHTS = [0.5, 0.2, 0.3]
 NASTY = "votes](x) <b>|`*_#.jsonl"
 """Characters that are markup unless they are escaped."""
@@ -36,19 +37,15 @@ NASTY = "votes](x) <b>|`*_#.jsonl"
 
 def some_votes(folder: Path, prompts: int = 12) -> PreferenceSet:
     random = np.random.default_rng(0)
-    rows = [
-        {
-            "prompt": f"{WORDS[i % len(WORDS)]} ?",
-            **{f"response_{side}": " ".join(random.choice(WORDS, size=random.integers(2, 9))) for side in "ab"},
-            "votes_a": int(random.integers(0, 6)),
-            "votes_b": int(random.integers(2, 6)),
-        }
-        for i in range(prompts)
-        for _ in range(4)
-    ]
-    path = folder / "votes.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return load_preferences(str(path))
+
+    def text() -> str:
+        return " ".join(random.choice(WORDS, size=random.integers(2, 9)))
+
+    asked = [f"{WORDS[i % len(WORDS)]} ?" for i in range(prompts) for _ in range(4)]
+    counts = random.integers(0, 6, len(asked)).tolist(), random.integers(2, 6, len(asked)).tolist()
+    votes = PreferenceSet.from_columns(asked, [text() for _ in asked], [text() for _ in asked], *counts)
+    votes.save(folder / "votes.jsonl")
+    return load_preferences(str(folder / "votes.jsonl"))
 
 
 def write_adapter(folder: Path, base: Path, outputs: int, seed: int, keeps_head: bool = True) -> None:
@@ -151,7 +148,6 @@ def plain_rewards(folder: Path) -> Any:
 # --- the same rewards -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_joint_ensemble_becomes_one_model_with_one_output_per_member(joint: Path, tmp_path: Path) -> None:
     done = export(joint, tmp_path / "out")
     expected = RewardEnsemble.load(joint).rewards(ITEMS)
@@ -161,18 +157,15 @@ def test_a_joint_ensemble_becomes_one_model_with_one_output_per_member(joint: Pa
     assert np.ptp(rewards, axis=0).min() > 0.1
     assert done.models == [str(tmp_path / "out")]
     assert done.weights == pytest.approx(WEIGHTS)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config, written = json.loads((tmp_path / "out" / "config.json").read_text()), [*(tmp_path / "out").iterdir()]
     assert config["pluralign_weights"] == pytest.approx(WEIGHTS)
     assert config["pluralign_names"] == done.names == list(config["id2label"].values())
     assert config["problem_type"] == "regression"
     assert config["architectures"] == ["LlamaForSequenceClassification"]
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} <= {".json", ".safetensors", ".md", ".jinja"}
-    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, (
-        "all files have the same permissions"
-    )
+    assert {path.suffix for path in written} <= {".json", ".safetensors", ".md", ".jinja"}
+    assert len({path.stat().st_mode for path in written}) == 1, "all files have the same permissions"
 
 
-@pytest.mark.slow
 def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, tmp_path: Path) -> None:
     expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)
     saved = load_file(joint_lora / "backbone" / "adapter_model.safetensors")
@@ -189,7 +182,6 @@ def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, 
     assert np.abs(exported["model.layers.0.self_attn.q_proj.weight"] - bare).max() > 0.01, "LoRA was merged"
 
 
-@pytest.mark.slow
 def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "dir" / "backbone", base, 3, seed=1, keeps_head=False)
     save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3, np.eye(16))
@@ -198,7 +190,6 @@ def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --member all"):
         export(stagewise, tmp_path / "out")
@@ -213,7 +204,6 @@ def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Pa
     assert all(Path(place, "README.md").is_file() for place in (*done.models, done.folder))
 
 
-@pytest.mark.slow
 def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: Path) -> None:
     whole = RewardEnsemble.load(joint)
     replace(whole.take([2, 0], [0.75, 0.25]), record=FitRecord()).save(tmp_path / "pruned")
@@ -224,7 +214,6 @@ def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: 
     assert config["id2label"] == {"0": "Member 0", "1": "Member 1"}, "without held-out votes there are no names"
 
 
-@pytest.mark.slow
 def test_an_undecided_share_survives_the_export(joint: Path, tmp_path: Path) -> None:
     """The exported model predicts as the ensemble does, and its card gives the formula that it is evaluated by."""
     ensemble = replace(RewardEnsemble.load(joint), undecided=0.4)
@@ -251,7 +240,6 @@ def test_an_undecided_share_survives_the_export(joint: Path, tmp_path: Path) -> 
     assert json.loads((tmp_path / "plain" / "config.json").read_text())["pluralign_undecided"] == 0
 
 
-@pytest.mark.slow
 def test_a_pair_classifier_keeps_its_bias_and_gives_raw_scores_to_cross_encoders(tmp_path: Path) -> None:
     sentence_transformers = importlib.import_module("sentence_transformers")
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
@@ -272,7 +260,6 @@ def test_a_pair_classifier_keeps_its_bias_and_gives_raw_scores_to_cross_encoders
     assert 'base_model: "sentence-transformers/all-MiniLM-L6-v2"' in card
 
 
-@pytest.mark.slow
 def test_long_texts_are_truncated_as_in_training(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out")
     long = [("tea ? rum ? " * 30, "no , never .")]
@@ -299,22 +286,14 @@ def test_a_head_can_combine_outputs() -> None:
 # --- the card ---------------------------------------------------------------------------------------------------------
 
 
-def front_matter(card: str) -> Any:
-    return importlib.import_module("yaml").safe_load(card.split("---\n")[1])
-
-
-@pytest.mark.slow
-def test_the_card_has_the_figures_and_its_code_runs(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_has_figures_and_its_code_runs(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = [["pluralign", "fit", "/secret/votes.jsonl", "-o", "dir"]]
     export(joint, tmp_path / "out", commands=commands)
     card, evaluation = (tmp_path / "out" / "README.md").read_text(), RewardEnsemble.load(joint).record.evaluation
     assert evaluation is not None
-    about = front_matter(card)
-    assert about["library_name"] == "transformers"
-    assert about["pipeline_tag"] == "text-classification"
-    assert about["base_model"] == "my-org/my-llama"
+    about = importlib.import_module("yaml").safe_load(card.split("---\n")[1])
+    expected = {"library_name": "transformers", "pipeline_tag": "text-classification", "base_model": "my-org/my-llama"}
+    assert expected.items() <= about.items()
     assert {"pluralign", "reward-model"} <= set(about["tags"])
     for figure in (evaluation.test.brier, evaluation.test.noise, evaluation.baselines["floor"].brier):
         assert f"{figure:.4f}" in card
@@ -340,12 +319,9 @@ def test_the_card_has_the_figures_and_its_code_runs(
         states = model.model(torch.tensor([scope["ids"]])).last_hidden_state[0, -1]
         np.testing.assert_allclose(model.score(states).numpy(), expected, atol=1e-4)
         whole = model.model(**scope["inputs"]).last_hidden_state[0, -1]
-    assert np.abs((model.score(whole) - model.score(states)).detach().numpy()).max() > 0.01, (
-        "the two tokens give different rewards"
-    )
+        assert (model.score(whole) - model.score(states)).abs().max() > 0.01, "the two tokens give different rewards"
 
 
-@pytest.mark.slow
 def test_text_from_data_is_escaped_on_a_card(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out", member=0)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -360,27 +336,22 @@ def test_text_from_data_is_escaped_on_a_card(joint: Path, tmp_path: Path) -> Non
 # --- where it is written ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
-    for member in (3, -1):
-        with pytest.raises(UsageError, match=rf"member must be 0 to 2, or all, not {member}"):
-            export(joint, tmp_path / "out", member=member)
-    assert "or all, not each" in run("export", joint, "-o", tmp_path / "out", "--member", "each").stderr
-    with pytest.raises(UsageError, match="did you mean 'float16'"):
-        export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
-    for place in (joint, joint / "out", joint.parent):
-        with pytest.raises(UsageError, match="must be outside the ensemble's folder"):
-            export(joint, place, overwrite=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is a file"):
-        export(joint, tmp_path / "file")
+    wrong: Any
+    for place, wrong, words in (
+        *((tmp_path / "out", {"member": member}, f"member must be 0 to 2, or all, not {member}") for member in (3, -1)),
+        (tmp_path / "out", {"dtype": "flaot16"}, "did you mean 'float16'"),
+        *((place, {"overwrite": True}, "outside the ensemble's") for place in (joint, joint / "out", joint.parent)),
+        (tmp_path / "file", {}, "is a file"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            export(joint, place, **wrong)
+    assert "or all, not each" in run("export", joint, "-o", tmp_path / "out", "--member", "each").stderr
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_an_export_is_written_atomically_and_replaces_only_an_export(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_replaces_only_an_export(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
     export(joint, out, member=0)
@@ -400,7 +371,6 @@ def test_an_export_is_written_atomically_and_replaces_only_an_export(
         export(joint, out, overwrite=True)
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = importlib.import_module("shutil").disk_usage(tmp_path)
     monkeypatch.setattr("pluralign.publishing.export.shutil.disk_usage", lambda _: usage._replace(free=1000))
@@ -409,7 +379,6 @@ def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_a_changed_model_is_rejected(joint_lora: Path, tmp_path: Path) -> None:
     importlib.import_module("shutil").copytree(joint_lora, tmp_path / "dir")
     weights = tmp_path / "dir" / "backbone" / "adapter_model.safetensors"
@@ -418,7 +387,6 @@ def test_a_changed_model_is_rejected(joint_lora: Path, tmp_path: Path) -> None:
         export(tmp_path / "dir", tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "whole")
     export(joint, tmp_path / "half", dtype="bfloat16")
@@ -430,10 +398,7 @@ def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
 # --- the hub and the command ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_push_creates_a_private_repository_and_uploads_the_folder(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_uploads_to_a_private_repository(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hugging_face = importlib.import_module("huggingface_hub")
     calls: list[tuple[str, Any]] = []
 
@@ -446,11 +411,9 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
     monkeypatch.setattr(hugging_face, "get_token", lambda: "token")
     done = export(joint, tmp_path / "out", push_to_hub="my-org/rewards")
     assert done.hub == "https://huggingface.co/my-org/rewards"
-    assert [kind for kind, _ in calls] == ["create", "upload"]
-    assert calls[0][1]["name"] == "my-org/rewards"
-    assert calls[0][1]["private"] is True
-    assert calls[1][1]["repo_id"] == "my-org/rewards"
-    assert Path(calls[1][1]["folder_path"]) == tmp_path / "out"
+    (created, repository), (uploaded, given) = calls
+    assert (created, repository["name"], repository["private"]) == ("create", "my-org/rewards", True)
+    assert (uploaded, given["repo_id"], Path(given["folder_path"])) == ("upload", "my-org/rewards", tmp_path / "out")
     assert 'where = "my-org/rewards"' in (tmp_path / "out" / "README.md").read_text()
     export(joint, tmp_path / "public", push_to_hub="my-org/rewards", public=True)
     assert calls[2][1]["private"] is False
@@ -459,9 +422,7 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(hugging_face, "upload_folder", fail)
-    with pytest.raises(
-        DataError, match=r"upload to the hub failed \(ConnectionError: no route to host\).*is complete in"
-    ):
+    with pytest.raises(DataError, match=r"hub failed \(ConnectionError: no route to host\).*is complete in"):
         export(joint, tmp_path / "kept", push_to_hub="my-org/rewards")
     assert (tmp_path / "kept" / "model.safetensors").is_file()
 
@@ -474,19 +435,14 @@ def test_a_push_needs_a_token_and_a_name_with_an_owner(monkeypatch: pytest.Monke
         hub.check_upload("rewards")
 
 
-@pytest.mark.slow
 def test_the_command_writes_the_same_as_the_function(joint_lora: Path, tmp_path: Path) -> None:
     done = run("export", joint_lora, "-o", tmp_path / "out", "--member", "1", "--json")
     assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    assert printed["members"] == [1]
-    assert printed["models"] == [str(tmp_path / "out")]
+    assert {"members": [1], "models": [str(tmp_path / "out")]}.items() <= json.loads(done.stdout).items()
     expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]]
     np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
     again = run("export", joint_lora, "-o", tmp_path / "out")
-    assert again.returncode == 2
-    assert again.stderr.count("\n") == 1
-    assert "--overwrite" in again.stderr
+    assert (again.returncode, again.stderr.count("\n"), "--overwrite" in again.stderr) == (2, 1, True)
 
 
 def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(joint: Path, tmp_path: Path) -> None:

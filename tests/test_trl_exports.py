@@ -12,8 +12,12 @@ from test_classifier import ITEMS, write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble
 
 from pluralign import RewardEnsemble, export
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import trainer_item
 from pluralign.text.classifier import added_chat_template, model_rewards, reads_of
-from pluralign.votes.prompts import Prompt, plain_text
+from pluralign.text.encoders import HashingEncoder
+from pluralign.text.features import TextFeatures
+from pluralign.votes.prompts import Message, Prompt, plain_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_torch_thread")]
 QUICK: dict[str, Any] = {
@@ -49,12 +53,9 @@ def test_a_member_is_a_reward_and_is_trained_further(folder: Path, tmp_path: Pat
     member = str(folder / f"{kind}-member")
     prompt: Any = messages("tea ?", "user") if chat else "tea ? "
     chosen, rejected = ((messages(text) if chat else text) for text in ("yes .", "no , never ."))
-    grpo = trl.GRPOTrainer(
-        model=str(folder / "policy"),
-        reward_funcs=member,
-        train_dataset=datasets.Dataset.from_dict({"prompt": [prompt] * 4}),
-        args=trl.GRPOConfig(output_dir=str(tmp_path / "policy"), **QUICK, **GENERATIONS),
-    )
+    config = trl.GRPOConfig(output_dir=str(tmp_path / "policy"), **QUICK, **GENERATIONS)
+    prompts = datasets.Dataset.from_dict({"prompt": [prompt] * 4})
+    grpo = trl.GRPOTrainer(model=str(folder / "policy"), reward_funcs=member, args=config, train_dataset=prompts)
     grpo.train()
     assert np.isfinite([row["reward"] for row in grpo.state.log_history if "reward" in row]).all()
     rows = {"prompt": [prompt] * 2, "chosen": [chosen] * 2, "rejected": [rejected] * 2}
@@ -126,7 +127,7 @@ def test_the_snippets_of_a_member_run(folder: Path, tmp_path: Path, kind: str, m
     assert scope["trainer"].state.global_step == 1
 
 
-def test_the_snippets_of_a_frozen_ensemble_run(
+def test_snippets_of_frozen_ones(
     town_folder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,3 +137,87 @@ def test_the_snippets_of_a_frozen_ensemble_run(
     expected = RewardEnsemble.load(town_folder).rewards([("Tea?", "Yes, please."), ("Tea?", "No.")])
     np.testing.assert_allclose(scope["rewards"], expected, atol=1e-6)
     assert 0 <= scope["share"] <= 1
+
+
+# --- reward func ------------------------------------------------------------------------------------------------------
+
+
+ASKED = [{"role": "user", "content": "Tea?"}]
+
+
+def test_a_member_rewards_texts_and_messages_alike(ensemble: RewardEnsemble) -> None:
+    reward = ensemble.as_reward_func(member=2)
+    texts = ["Yes, please.", "No.", "Yes, please."]
+    expected = ensemble.rewards([("Tea?", text) for text in texts])[:, 2]
+    plain = reward(prompts=["Tea?"] * 3, completions=texts)
+    assert plain == pytest.approx(expected)
+    assert all(type(value) is float for value in plain)
+    answers = [messages(text) for text in texts]
+    chats = reward(prompts=[ASKED] * 3, completions=answers, completion_ids=[[1]] * 3, task=None)
+    assert chats == plain
+    assert reward(prompts=[], completions=[]) == []
+    assert reward.__name__ == "member_2"
+
+
+@pytest.mark.parametrize("member", [None, 3, -1, "first", True])
+def test_a_member_must_be_named(ensemble: RewardEnsemble, member: Any) -> None:
+    with pytest.raises(UsageError, match="0 to 2"):
+        ensemble.as_reward_func(member)
+
+
+def test_each_distinct_text_is_encoded_once(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = HashingEncoder.encode
+
+    def count(self: HashingEncoder, items: Any) -> Any:
+        encoded.append(len(items))
+        return encode(self, items)
+
+    monkeypatch.setattr(HashingEncoder, "encode", count)
+    wide = ensemble.members.inputs
+    ones, names = np.ones(8, dtype=np.float32), ("mean", "spread", "gain")
+    grown = {name: np.concatenate([ones, getattr(wide, name)]) for name in names}
+    theta = np.vstack([np.ones((8, 3)), ensemble.members.theta])
+    members = type(ensemble.members)(type(wide)(**grown), theta)
+    hashing = RewardEnsemble(members, ensemble.weights, TextFeatures("hashing:8"))
+    hashing.as_reward_func(0)(prompts=["Tea?"] * 6, completions=["Yes.", "No."] * 3)
+    assert encoded == [2]
+
+
+def test_longer_chats_and_parts_of_messages_are_read() -> None:
+    chat = [*ASKED, *messages("No."), {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+    turns = (Message("user", "Tea?"), Message("assistant", "No."), Message("user", "Why?"))
+    assert trainer_item(chat, "So.") == (turns, "So.")
+    calls = [{"role": "assistant", "content": None}, {"role": "tool", "content": "42"}, *messages("It is 42.")]
+    before = turns[0], Message("assistant", ""), Message("tool", "42")
+    assert trainer_item(ASKED, calls) == (before, "It is 42.")
+    for wrong in ([{"text": "Tea?"}], 3, [], [{"role": "user", "content": [{"type": "image"}]}]):
+        with pytest.raises(UsageError, match="must be a text or a list of messages"):
+            trainer_item(wrong, "Yes.")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_grpo_trains_with_a_member_of_a_fine_tuned_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is loaded once, although the function is called with other texts at every step."""
+    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
+    transformers = importlib.import_module("transformers")
+    pad_as_fit_does(write_llama(tmp_path / "dir" / "backbone", num_labels=3))
+    tuned = save_ensemble(tmp_path / "dir", Path("my-org/llama"), "joint", False, [0, 1], 3)
+    policy = pad_as_fit_does(write_llama(tmp_path / "policy", "CausalLM"))
+    load, loaded = transformers.AutoModelForSequenceClassification.from_pretrained, []
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        loaded.append(arguments[0])
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
+    config = trl.GRPOConfig(output_dir=str(tmp_path / "tuned"), **QUICK | GENERATIONS | {"max_steps": 2})
+    prompts = datasets.Dataset.from_dict({"prompt": [ASKED] * 4})
+    reward = tuned.as_reward_func(1)
+    trainer = trl.GRPOTrainer(model=str(policy), reward_funcs=reward, args=config, train_dataset=prompts)
+    trainer.train()
+    logged = [row["rewards/member_1/mean"] for row in trainer.state.log_history if "reward" in row]
+    assert len(logged) == 2
+    assert np.isfinite(logged).all()
+    assert len(loaded) == 1

@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import random
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,26 +12,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_process
+from conftest import run, run_process
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from test_remote import Reply, Request, Serve, fails, says, serve  # noqa: F401 - a fixture
 from tiny import WORDS, write_backbone
 
 from pluralign.answering import tune as tune_module
-from pluralign.answering.adapters import Policy
+from pluralign.answering.adapters import Policy, save_adapter
 from pluralign.answering.answer import answer
 from pluralign.answering.generate import sample_distinct
 from pluralign.answering.options import TuneOptions
-from pluralign.answering.policies import ExampleAnswer, Manifest, load_policies
+from pluralign.answering.policies import (
+    AdapterPolicy,
+    BaseRecord,
+    ExampleAnswer,
+    Manifest,
+    TunedPolicy,
+    load_policies,
+    run_settings,
+)
 from pluralign.answering.tune import Tuning, split_prompts, tune
 from pluralign.cli.render.answers import tuning_page
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.text.causal import LocalModel
 from pluralign.text.features import TextFeatures
-from pluralign.text.options import SamplingOptions
+from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.surface import NAMES
 from pluralign.votes.prompts import Message
 
@@ -67,6 +78,11 @@ def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.
     return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, **QUICK)
 
 
+def rows_of(tuned: Tuning, name: str) -> list[dict[str, Any]]:
+    """The samples in one file of a folder of policies."""
+    return [json.loads(line) for line in (Path(tuned.folder) / name).read_text().splitlines()]
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -84,19 +100,16 @@ def test_each_policy_gets_more_reward_from_its_own_member_on_held_out_prompts(tu
 
 
 def test_figures_match_the_stored_samples(tuned: Tuning) -> None:
-    folder = Path(tuned.folder)
-    base = [json.loads(line) for line in (folder / "base.jsonl").read_text().splitlines()]
+    base = rows_of(tuned, "base.jsonl")
     trained, held_out = ([row for row in base if row["held_out"] is side] for side in (False, True))
     assert not {row["prompt"] for row in trained} & {row["prompt"] for row in held_out}
 
     def rewards(rows: list[dict[str, Any]]) -> Any:
-        values = [TOWN.rewards([(row["prompt"], text) for text in row["responses"]])[:, 0] for row in rows]
-        return np.array(values)
+        return np.array([TOWN.rewards([(row["prompt"], text) for text in row["responses"]])[:, 0] for row in rows])
 
     on_train = rewards(trained)
     mean, spread = on_train.mean(), np.sqrt(np.mean([row.var(ddof=1) for row in on_train]))
-    policy = tuned.members[0]
-    after = [json.loads(line) for line in (folder / "samples" / "member-0.jsonl").read_text().splitlines()]
+    policy, after = tuned.members[0], rows_of(tuned, "samples/member-0.jsonl")
     assert [row["prompt"] for row in after] == [row["prompt"] for row in held_out]
     assert policy.reward_before == pytest.approx((rewards(held_out).mean() - mean) / spread)
     assert policy.reward_after == pytest.approx((rewards(after).mean() - mean) / spread)
@@ -107,19 +120,15 @@ def test_figures_match_the_stored_samples(tuned: Tuning) -> None:
 def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned: Tuning, llama: Path) -> None:
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
     transformers = importlib.import_module("transformers")
-    folder = Path(tuned.folder)
-    assert sorted(path.name for path in (folder / "member-1").iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
-    config = json.loads((folder / "member-1" / "adapter_config.json").read_text())
+    folder = Path(tuned.folder) / "member-1"
+    assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(llama)
     assert isinstance(config["target_modules"], list), "vLLM needs module names"
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    model = peft.PeftModel.from_pretrained(base, folder / "member-1").eval()
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
     policy = Policy(str(llama))
-    for line in (folder / "samples" / "member-1.jsonl").read_text().splitlines()[:3]:
-        row = json.loads(line)
+    for row in rows_of(tuned, "samples/member-1.jsonl")[:3]:
         context = policy.context(row["prompt"], 10)
         for ids, expected in zip(row["tokens"], row["log_prob"], strict=True):
             with torch.no_grad():
@@ -129,12 +138,11 @@ def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned
 
 
 def test_the_tuned_policies_write_the_members_own_answers(tuned: Tuning) -> None:
-    policies = load_policies(tuned.folder, TOWN)
-    sampling = SamplingOptions(max_new_tokens=10, temperature=1.0)
-    found = answer(TOWN, "tea rum ?", policies=policies.samplers, sampling=sampling, n=4)
+    samplers, sampling = load_policies(tuned.folder, TOWN).samplers, SamplingOptions(max_new_tokens=10, temperature=1.0)
+    found = answer(TOWN, "tea rum ?", policies=samplers, sampling=sampling, n=4)
     assert found.written == (0, 1)
     assert sorted(j for entry in found.answers for j in entry.members) == [0, 1]
-    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, sampling).responses for j in (0, 1)]
+    drafts = [sample_distinct(samplers[j], "tea rum ?", 8, sampling).responses for j in (0, 1)]
     rewards = np.array([TOWN.rewards([("tea rum ?", text) for text in texts]).mean(axis=0) for texts in drafts])
     assert rewards[0, 0] > rewards[1, 0]
     assert rewards[1, 1] > rewards[0, 1]
@@ -142,15 +150,11 @@ def test_the_tuned_policies_write_the_members_own_answers(tuned: Tuning) -> None
 
 def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, llama: Path) -> None:
     manifest = json.loads((Path(tuned.folder) / "manifest.json").read_text())
-    assert manifest["serving"] == {
-        "command": f"vllm serve {llama} --enable-lora --max-loras 2 --max-lora-rank 8 "
-        "--lora-modules member-0=member-0 member-1=member-1",
-        "weights": {"member-0": 0.75, "member-1": 0.25},
-    }
-    assert [(row["name"], row["weight"], row["path"]) for row in manifest["members"]] == [
-        ("member 0", 0.75, "member-0"),
-        ("member 1", 0.25, "member-1"),
-    ]
+    command = f"vllm serve {llama} --enable-lora --max-loras 2 --max-lora-rank 8 --lora-modules "
+    assert manifest["serving"]["command"] == command + "member-0=member-0 member-1=member-1"
+    assert manifest["serving"]["weights"] == {"member-0": 0.75, "member-1": 0.25}
+    facts = [(row["name"], row["weight"], row["path"]) for row in manifest["members"]]
+    assert facts == [("member 0", 0.75, "member-0"), ("member 1", 0.25, "member-1")]
     assert manifest["base"]["name"] == str(llama)
     read = from_json(Manifest, manifest)
     assert (read.members, read.serving, to_json(read)) == (tuned.members, tuned.serving, manifest)
@@ -173,11 +177,12 @@ def test_the_split_does_not_depend_on_the_order_of_prompts(n: int, share: float,
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_resumes_with_the_next_member(
-    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick = QUICKEST | {"steps": 2}
-    train, trained = tune_module._tune_member, []
+def test_an_interrupted_tuning_is_resumed(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, folder = QUICKEST | {"steps": 2}, tmp_path / "policies"
+    train, draw = tune_module._tune_member, Policy.draw
+    trained: list[int] = []
+    drawn: list[str] = []
+    steps: list[tuple[int, int]] = []
 
     def interrupted(member: int, *rest: Any) -> Any:
         trained.append(member)
@@ -185,53 +190,49 @@ def test_an_interrupted_run_resumes_with_the_next_member(
             raise KeyboardInterrupt
         return train(member, *rest)
 
-    monkeypatch.setattr(tune_module, "_tune_member", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", **quick)
-    base = (tmp_path / "policies" / "base.jsonl").read_bytes()
-    (tmp_path / "policies" / "base.jsonl").write_bytes(base[:-100])  # as a kill leaves it
-    drawn: list[str] = []
-    draw = Policy.draw
-
     def recorded(self: Any, prompt: str, *rest: Any) -> Any:
         drawn.append(prompt)
         return draw(self, prompt, *rest)
 
+    monkeypatch.setattr(tune_module, "_tune_member", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune(TOWN, PROMPTS, str(llama), folder, **quick)
+    base = (folder / "base.jsonl").read_bytes()
+    (folder / "base.jsonl").write_bytes(base[:-100])  # as a kill leaves it
     monkeypatch.setattr(Policy, "draw", recorded)
-    steps: list[tuple[int, int]] = []
-    resumed = tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", progress=lambda *at: steps.append(at), **quick)
+    resumed = tune(TOWN, PROMPTS, str(llama), folder, progress=lambda *at: steps.append(at), **quick)
     assert trained == [0, 1, 1], "a finished member is not trained again"
-    assert (tmp_path / "policies" / "base.jsonl").read_bytes() == base
+    assert (folder / "base.jsonl").read_bytes() == base
     assert len(drawn) == 1 + resumed.held_out, "the base is sampled only for the lost line"
     assert steps[-1] == (24 + 2 + 6, 24 + 2 + 6)
     assert resumed.resumed == 1
-    again = tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", **quick)
+    again = tune(TOWN, PROMPTS, str(llama), folder, **quick)
     assert (again.members, again.matrix, again.resumed) == (resumed.members, resumed.matrix, 2)
     assert len(trained) == 3
     monkeypatch.undo()
     unbroken = tune(TOWN, PROMPTS, str(llama), tmp_path / "unbroken", **quick)
     assert [policy.rewards for policy in unbroken.members] == [policy.rewards for policy in resumed.members]
-    assert not [path for path in (tmp_path / "policies").iterdir() if path.name.startswith(".")]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
 def test_members_can_be_added_later_and_those_without_weight_are_skipped(tmp_path: Path, llama: Path) -> None:
-    town, quick = (
-        ensemble_of("question marks", "full stops", "digits", weights=(0.5, 0.5, 0.0)),
-        QUICKEST | {"max_new_tokens": 10},
-    )
-    first = tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", members=[1], **quick)
+    town = ensemble_of("question marks", "full stops", "digits", weights=(0.5, 0.5, 0.0))
+
+    def tuning(**members: Any) -> Tuning:
+        quick = QUICKEST | {"max_new_tokens": 10} | members
+        return tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", **quick)
+
+    first = tuning(members=[1])
     assert [policy.member for policy in first.members] == [1]
     assert first.serving.weights == {"member-1": 1.0}
-    both = tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", **quick)
+    both = tuning()
     assert [policy.member for policy in both.members] == [0, 1]
     assert (both.resumed, both.members[1]) == (1, first.members[0])
     with pytest.raises(DataError, match="member 2 gives all sampled responses to a prompt the same reward"):
-        tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", members=[2], **quick)
+        tuning(members=[2])
 
 
-def test_training_prints_nothing_and_keeps_the_callers_random_state(
-    tmp_path: Path, llama: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_training_is_silent_and_seeded_apart(tmp_path: Path, llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch = importlib.import_module("torch")
 
     def states() -> list[Any]:
@@ -250,8 +251,8 @@ def test_training_prints_nothing_and_keeps_the_callers_random_state(
 
 def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None:
     TOWN.save(tmp_path / "town")
-    rows = [{"prompt": prompt} for prompt in PROMPTS[:5]]
-    rows += [{"prompt": "tea " * 60}, {"text": "no prompt"}, {"prompt": [{"role": "user", "content": "rum ?"}]}]  # type: ignore[dict-item]
+    rows: list[Any] = [{"prompt": prompt} for prompt in PROMPTS[:5]]
+    rows += [{"prompt": "tea " * 60}, {"text": "no prompt"}, {"prompt": [{"role": "user", "content": "rum ?"}]}]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ("tune", tmp_path / "town", tmp_path / "prompts.jsonl", "--model", llama, "--member", "1", "--json")
     quick = ("--steps", "1", "--samples", "4", "--max-new-tokens", "8")
@@ -267,9 +268,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
 
 def shown(tuning: Tuning) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, width=150, highlight=False)
-    for part in tuning_page(tuning):
-        console.print(part, markup=False)
+    Console(file=stream, width=150, highlight=False).print(*tuning_page(tuning), markup=False)
     return stream.getvalue()
 
 
@@ -292,24 +291,17 @@ def test_texts_on_the_page_cannot_move_the_cursor(tuned: Tuning) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_too_few_prompts_are_refused(tmp_path: Path, llama: Path) -> None:
-    with pytest.raises(DataError, match=r"there are 3 distinct prompts, but at least 4 are needed"):
-        tune(TOWN, ["tea", "rum", "no", "tea"], str(llama), tmp_path / "policies")
-    with pytest.raises(DataError, match=r"there are 3 distinct prompts that fit the model's context \(1 do not\)"):
-        tune(TOWN, ["tea", "rum", "no", "so " * 70], str(llama), tmp_path / "policies", max_new_tokens=8)
-    assert not (tmp_path / "policies").exists()
-
-
-def test_unknown_members_are_refused(tmp_path: Path, llama: Path) -> None:
-    with pytest.raises(UsageError, match="members are numbered from 0 to 1; there is no member 2"):
-        tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", members=[0, 2])
-
-
-def test_a_model_without_an_end_token_is_refused(tmp_path: Path) -> None:
-    endless = write_backbone(tmp_path / "endless", eos=False, pad=True)
-    with pytest.raises(DataError, match="the model has no end token; give its tokenizer an eos_token"):
-        tune(TOWN, PROMPTS, str(endless), tmp_path / "policies", max_new_tokens=8)
-    assert not (tmp_path / "policies").exists()
+def test_unusable_prompts_members_and_models_are_refused(tmp_path: Path, llama: Path) -> None:
+    endless, few = str(write_backbone(tmp_path / "endless", eos=False, pad=True)), ["tea", "rum", "no"]
+    for model, prompts, members, words in (
+        (str(llama), [*few, "tea"], [], "there are 3 distinct prompts, but at least 4 are needed"),
+        (str(llama), [*few, "so " * 70], [], r"3 distinct prompts that fit the model's context \(1 do not\)"),
+        (str(llama), PROMPTS, [0, 2], "members are numbered from 0 to 1; there is no member 2"),
+        (endless, PROMPTS, [], "the model has no end token; give its tokenizer an eos_token"),
+    ):
+        with pytest.raises((DataError, UsageError), match=words):
+            tune(TOWN, prompts, model, tmp_path / "policies", members=members, max_new_tokens=8)
+        assert not (tmp_path / "policies").exists()
 
 
 def test_a_folder_with_other_settings_or_files_is_refused(tuned: Tuning, tmp_path: Path, llama: Path) -> None:
@@ -319,15 +311,14 @@ def test_a_folder_with_other_settings_or_files_is_refused(tuned: Tuning, tmp_pat
     with pytest.raises(DataError, match="its policies were tuned with another ensemble, other prompts"):
         tune(ensemble_of("commas", "digits"), PROMPTS[1:], str(llama), tuned.folder, **same)
     assert tune(TOWN, PROMPTS, str(llama), tuned.folder, **same | {"micro_batch": 2}).resumed == 2
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("")
+    (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(DataError, match="the folder holds other files; name a new folder"):
-        tune(TOWN, PROMPTS, str(llama), tmp_path / "full")
+        tune(TOWN, PROMPTS, str(llama), tmp_path)
     with pytest.raises(UsageError, match="is a file; name a folder"):
-        tune(TOWN, PROMPTS, str(llama), tmp_path / "full" / "thesis.tex")
-    (tmp_path / "full" / "manifest.json").write_text("{}")
+        tune(TOWN, PROMPTS, str(llama), tmp_path / "thesis.tex")
+    (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match="pluralign tune did not write this file"):
-        tune(TOWN, PROMPTS, str(llama), tmp_path / "full")
+        tune(TOWN, PROMPTS, str(llama), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -350,9 +341,204 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], sentence: str
 
 
 def test_chat_prompts_can_be_tuned_on(tmp_path: Path, llama: Path) -> None:
-    chats: list[Any] = [
-        (Message("user", prompt), Message("assistant", "no"), Message("user", "so ?")) for prompt in PROMPTS[:6]
-    ]
+    rest = (Message("assistant", "no"), Message("user", "so ?"))
+    chats: list[Any] = [(Message("user", prompt), *rest) for prompt in PROMPTS[:6]]
     found = tune(TOWN, chats, str(llama), tmp_path / "policies", members=[0], **QUICKEST | {"method": "grpo"})
     assert found.members[0].samples[0].prompt[0]["role"] == "user"
     assert load_policies(tmp_path / "policies", TOWN).missing == (1,)
+
+
+# --- policy writing ---------------------------------------------------------------------------------------------------
+
+
+SHORT = SamplingOptions(max_new_tokens=8, temperature=1.0)
+BRIEF = ("--max-new-tokens", "8")
+
+
+def write_policies(folder: Path, model: Path, ensemble: RewardEnsemble) -> Path:
+    """Write the folder of ``tune`` with random adapters; test_tune checks that those of ``tune`` can write too."""
+    torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
+    record = BaseRecord(str(model), 4, 2, 0, {"mean": [0.0] * ensemble.k, "spread": [1.0] * ensemble.k}, [0.0], 4.0)
+    manifest = Manifest(run_settings(ensemble, ["tea ?"], str(model), TuneOptions()), base=record)
+    for j in range(ensemble.k):
+        path = f"member-{j}"
+        with torch.random.fork_rng():
+            torch.manual_seed(j)
+            config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            adapted = peft.get_peft_model(LocalModel(str(model)).model, config)
+        save_adapter(adapted, str(model), folder / path)
+        figures: Any = (0.0, 1.0, (0.5, 1.5), True, 1.0, 0.1, [0.0] * ensemble.k, 4.0, 1.0, [])
+        manifest = manifest.with_member(TunedPolicy(j, path, float(ensemble.weights[j]), path, *figures), 8)
+    manifest.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policies(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_policies(tmp_path_factory.mktemp("tuned") / "policies", llama, TOWN)
+
+
+@pytest.fixture(scope="module")
+def ensemble_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("town")
+    TOWN.save(folder)
+    return folder
+
+
+# --- in this process --------------------------------------------------------------------------------------------------
+
+
+def test_each_policy_writes_what_its_adapter_alone_would_write(policies: Path, llama: Path) -> None:
+    peft = importlib.import_module("peft")
+    tuned = load_policies(policies, TOWN)
+    texts: dict[int, list[str]] = {}
+    for member in (0, 1, 0):
+        written = sample_distinct(tuned.samplers[member], "tea ?", 4, SHORT).responses
+        alone = LocalModel(str(llama))
+        alone.model = peft.PeftModel.from_pretrained(alone.model, policies / f"member-{member}").eval()
+        assert written == sample_distinct(alone, "tea ?", 4, SHORT).responses
+        assert texts.setdefault(member, written) == written, "the same again after another policy wrote"
+    assert texts[0] != texts[1]
+    assert tuned.missing == ()
+
+
+def test_the_base_without_adapters_writes_as_before_after_policies_wrote(policies: Path, llama: Path) -> None:
+    tuned = load_policies(policies, TOWN)
+    plain = sample_distinct(LocalModel(str(llama)), "tea ?", 4, SHORT).responses
+    for model, is_base in ((tuned.base, True), (tuned.samplers[1], False), (tuned.base, True)):
+        assert (sample_distinct(model, "tea ?", 4, SHORT).responses == plain) == is_base
+
+
+def test_all_policies_share_one_base_in_memory(policies: Path) -> None:
+    tuned = load_policies(policies, TOWN)
+    tuned.prepare()
+    models: list[Any] = [tuned.samplers[0], tuned.samplers[1], tuned.base]
+    assert {type(one) for one in models} == {AdapterPolicy}
+    assert len({id(one.model) for one in models}) == 1
+    assert sorted(models[0].model.peft_config) == ["member-0", "member-1"]
+
+
+def test_the_default_temperature_is_that_of_the_tuning_and_lower_for_small_models(policies: Path) -> None:
+    local: Any = load_policies(policies, TOWN).samplers[0]
+    served: Any = load_policies(policies, TOWN, RemoteOptions(base_url="http://127.0.0.1:9/v1")).samplers[0]
+    for model, default in ((local, 0.7), (served, 1.0)):
+        assert model.with_defaults(SamplingOptions()).temperature == default
+        assert model.with_defaults(SamplingOptions(temperature=1.3)).temperature == 1.3
+
+
+@pytest.mark.parametrize("mode", ["balanced", "distributional"])
+def test_answers_are_reproducible_by_seed(policies: Path, mode: Any) -> None:
+    def texts(seed: int) -> list[str]:
+        own, sampling = load_policies(policies, TOWN).samplers, SamplingOptions(max_new_tokens=8)
+        found = answer(TOWN, "tea ?", None, mode, policies=own, sampling=sampling, seed=seed)
+        return [entry.text for entry in found.answers]
+
+    assert texts(3) == texts(3)
+    assert len({tuple(texts(seed)) for seed in range(6)}) > 1
+
+
+# --- manifests that do not fit ----------------------------------------------------------------------------------------
+
+
+def test_policies_of_another_ensemble_are_rejected(policies: Path) -> None:
+    with pytest.raises(DataError, match="its policies were tuned to another ensemble; name the folder"):
+        load_policies(policies, ensemble_of("full stops", "question marks"))
+    with pytest.raises(DataError, match="tuned to an ensemble of 2 members, but this one has 1"):
+        load_policies(policies, ensemble_of("full stops", weights=(1.0,)))
+
+
+def test_folders_without_finished_policies_are_rejected(policies: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"it has no manifest\.json; name a folder that pluralign tune wrote"):
+        load_policies(tmp_path, TOWN)
+    manifest = json.loads((policies / "manifest.json").read_text())
+    outside = [manifest["members"][0] | {"path": "../elsewhere"}, *manifest["members"][1:]]
+    for content, words in (
+        ({}, "pluralign tune did not write this file"),
+        (manifest | {"members": []}, "no policy is finished; run pluralign tune again"),
+        (manifest, "its adapters are missing"),
+        (manifest | {"members": outside}, "which tune does not write"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=words):
+            load_policies(tmp_path / "manifest.json", TOWN)
+
+
+def test_a_missing_adapter_is_left_to_the_base_and_a_damaged_one_is_named(policies: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(policies, tmp_path / "copy")
+    shutil.rmtree(copy / "member-1")
+    tuned = load_policies(copy, TOWN)
+    assert (sorted(tuned.samplers), tuned.missing) == ([0], (1,))
+    (copy / "member-0" / "adapter_model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"member-0: peft cannot load the adapter .*; run pluralign tune again"):
+        load_policies(copy, TOWN).prepare()
+
+
+# --- on a server ------------------------------------------------------------------------------------------------------
+
+
+def adapters(*names: str) -> Reply:
+    return Reply({"data": [{"id": name} for name in names]})
+
+
+def by_name(request: Request) -> Reply:
+    marks = {"member-0": "?", "member-1": "."}.get(request["model"])
+    if marks is None:
+        return fails(404, "no such model")
+    return says(*(f"{request['model']} {marks * (i + 1)}" for i in range(request.get("n", 1))))
+
+
+def test_a_server_is_asked_for_the_adapter_of_each_member(policies: Path, serve: Serve) -> None:  # noqa: F811
+    server = serve(by_name, adapters("base", "member-0", "member-1"))
+    tuned = load_policies(policies, TOWN, RemoteOptions(base_url=server.url))
+    tuned.prepare()
+    found = answer(TOWN, "tea ?", policies=tuned.samplers, n=3)
+    assert {(entry.text, entry.member) for entry in found.answers} == {("member-0 ???", 0), ("member-1 ...", 1)}
+    assert sorted(request["model"] for request in server.requests) == ["member-0", "member-1"]
+    assert {request["temperature"] for request in server.requests} == {1.0}
+
+
+def test_a_server_without_the_adapters_is_an_error(policies: Path, serve: Serve) -> None:  # noqa: F811
+    server = serve(by_name, adapters("base"))
+    with pytest.raises(UsageError, match=r"has no model 'member-0'; serve the adapters with the command in .*json"):
+        load_policies(policies, TOWN, RemoteOptions(base_url=server.url)).prepare()
+
+
+# --- on the command line ----------------------------------------------------------------------------------------------
+
+
+def answering(folder: Path, policies: Path, *more: str) -> Any:
+    """What ``pluralign answer`` prints as JSON."""
+    done = run("answer", folder, "tea ?", "--policies", policies, *more, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_command_answers_with_policies_in_this_process(policies: Path, ensemble_folder: Path) -> None:
+    found = answering(ensemble_folder, policies, *BRIEF)
+    assert found["written"] == [0, 1]
+    assert found == answering(ensemble_folder, policies, *BRIEF)
+    steered = answering(ensemble_folder, policies, *BRIEF, "--mode", "steerable", "--member", "1", "-n", "3")
+    assert (steered["written"], steered["candidates"]) == ([1], 3)
+    assert "written by its policy" in run("answer", ensemble_folder, "tea ?", "--policies", policies, *BRIEF).stdout
+
+
+def test_members_without_a_policy_choose_from_the_base(policies: Path, ensemble_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(policies, tmp_path / "copy")
+    shutil.rmtree(copy / "member-1")
+    found = answering(ensemble_folder, copy, *BRIEF)
+    assert found["written"] == [0]
+    assert "member 1 has no answer of a policy and chooses among 8 shared candidates" in found["notes"]
+
+
+def test_the_command_asks_the_server_for_adapters(policies: Path, ensemble_folder: Path, serve: Serve) -> None:  # noqa: F811
+    server = serve(by_name, adapters("member-0", "member-1"))
+    (one,) = answering(ensemble_folder, policies, "--base-url", server.url, "--mode", "distributional")["answers"]
+    assert one["text"].startswith(f"member-{one['member']}")
+    assert len(server.requests) == 1
+
+
+def test_the_command_refuses_other_policies_in_one_sentence(policies: Path, tmp_path: Path) -> None:
+    ensemble_of("full stops", "question marks").save(tmp_path)
+    result = run("answer", str(tmp_path), "tea ?", "--policies", str(policies))
+    assert result.returncode == 2
+    assert "its policies were tuned to another ensemble" in result.stderr

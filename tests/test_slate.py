@@ -1,0 +1,303 @@
+"""Slates, consensus answers and statements, from rewards alone; and the gate that refuses written texts."""
+
+import io
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from served import Writer
+
+from pluralign import PreferenceSet, answer, town_hall
+from pluralign.answering import gate as gates
+from pluralign.answering.answer import DRAFTS, choose
+from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
+from pluralign.answering.request import AnswerRequest, Voters
+from pluralign.answering.slate import (
+    NO_MAJORITY,
+    NO_MAJORITY_BY_RULE,
+    instruction,
+    judge_statements,
+    similarity,
+)
+from pluralign.answering.slate import consensus as consensus_of
+from pluralign.answering.slate import slate as slate_of
+from pluralign.cli.render.answers import answer_page
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.text.encoders import default_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.theory.calibration import policy_prob, with_undecided
+from pluralign.theory.social_choice import first_choices
+from pluralign.votes.candidates import candidates_of
+from pluralign.votes.prompts import Prompt
+
+TEXTS = ["A", "B", "C", "D"]
+WEIGHTS = np.array([0.4, 0.35, 0.25])
+
+
+def voting(*weights: float) -> Voters:
+    """Voters who vote for their favourites."""
+    return Voters(np.array(weights), temperature=0.0)
+
+
+def slate(texts: list[str], rewards: Any, voters: Voters, **options: Any) -> Any:
+    return slate_of(texts, np.array(rewards), voters, np.random.default_rng(0), **options)
+
+
+def consensus(rewards: Any, voters: Voters, rule: str = "maximin") -> Any:
+    return consensus_of(TEXTS[: len(rewards)], np.array(rewards), voters, rule, np.random.default_rng(0))
+
+
+def test_near_duplicates_share_one_slate_entry() -> None:
+    texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
+    rewards = [[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
+    found = slate(texts, rewards, voting(0.3, 0.4, 0.3)).entries
+    assert [(entry.text, entry.members) for entry in found] == [(texts[1], (0, 1)), ("No.", (2,))]
+    assert [entry.share for entry in found] == pytest.approx([0.7, 0.3])
+    assert similarity(texts[0], texts[2]) == 0
+    (first,) = slate(texts, rewards, voting(0.3, 0.25, 0.45), size=1).entries
+    assert (first.text, first.share) == (texts[0], pytest.approx(0.55)), "near-duplicates count together"
+
+
+def test_members_of_negligible_weight_are_left_out_of_the_slate() -> None:
+    found = slate(["Yes.", "No."], np.eye(2), voting(1.0, 1e-9))
+    (entry,) = found.entries
+    assert (entry.text, entry.weight, entry.members, found.coverage) == ("Yes.", 1.0, (0,), 1.0)
+
+
+SECOND_CHOICE = np.array([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0], [2.9, 2.9, 2.9]])
+"""Three members have different favourites and the same second choice."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 2.0])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_slate_covers_the_largest_predicted_share_of_people(temperature: float, size: int) -> None:
+    found = slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS, temperature, 0.2), size=size)
+    share = first_choices(SECOND_CHOICE, WEIGHTS, temperature, 0.2)
+    best = max(sum(share[list(rows)]) for rows in itertools.combinations(range(4), size))
+    assert found.coverage == pytest.approx(best) == pytest.approx(sum(entry.share or 0 for entry in found.entries))
+    assert sum(entry.weight for entry in found.entries) == pytest.approx(1)
+    assert len(found.entries) == size
+
+
+def test_a_slate_shows_a_common_second_choice_if_one_of_the_top_two_is_enough() -> None:
+    favourite = slate(TEXTS, SECOND_CHOICE, voting(*WEIGHTS), size=1)
+    top_two = slate(TEXTS, SECOND_CHOICE, voting(*WEIGHTS), size=1, cover="top-two")
+    assert (favourite.entries[0].text, favourite.coverage) == ("A", 0.4)
+    assert (top_two.entries[0].text, top_two.coverage) == ("D", pytest.approx(1.0))
+
+
+def test_an_entry_that_no_member_ranks_first_names_the_member_that_adds_most() -> None:
+    found = slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS, 1.0), size=4)
+    entry = next(entry for entry in found.entries if entry.text == "D")
+    assert (entry.weight, entry.members, entry.member) == (0.0, (), 0)
+    assert found.entries[0] == entry, "it is the most likely favourite of people"
+    assert found.coverage == pytest.approx(1)
+
+
+def test_a_slate_has_as_many_entries_as_different_favourites_by_default() -> None:
+    for temperature in (0.0, 1.0):
+        assert len(slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS, temperature)).entries) == 3
+    assert len(slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS), size=9).entries) == 4
+
+
+def test_predicted_shares_of_two_answers_are_the_predicted_shares_of_the_ensemble() -> None:
+    rewards, weights = np.array([[1.0, 0.2, -1.0], [0.0, 1.0, 0.5]]), np.array([0.5, 0.3, 0.2])
+    town = Voters(weights, 0.7, 0.3)
+    found = slate(["A", "B"], rewards, town, size=2)
+    share = with_undecided(policy_prob(rewards[:1] - rewards[1:], weights, 0.7), 0.3)[0]
+    assert {entry.text: entry.share for entry in found.entries} == pytest.approx({"A": share, "B": 1 - share})
+    chosen = consensus(rewards, town, "borda")
+    assert (chosen.least_support, chosen.favourite_of) == pytest.approx((max(share, 1 - share),) * 2)
+
+
+def test_a_consensus_at_the_policy_level_counts_how_much_members_prefer_an_answer() -> None:
+    rewards, weights = [[0.1, 0.1, 0.0], [0.0, 0.0, 9.0]], np.array([0.3, 0.3, 0.4])
+    by_votes = consensus(rewards, Voters(weights, 0.0), "borda")
+    assert (by_votes.text, by_votes.least_support) == ("A", pytest.approx(0.6))
+    assert consensus(rewards, Voters(weights), "borda").text == "B"
+
+
+def test_the_consensus_of_a_single_candidate_has_full_support() -> None:
+    found = consensus(np.zeros((1, 2)), voting(0.5, 0.5))
+    assert (found.text, found.least_support, found.mean_support, found.favourite_of) == ("A", 1.0, 1.0, 1.0)
+
+
+CYCLE = np.array([[3.0, 1.0, 2.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0]])
+"""Every candidate loses to another one, by two members of three."""
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "note"),
+    [
+        (CYCLE, [0.4, 0.3, 0.3], NO_MAJORITY),
+        (CYCLE, [0.6, 0.2, 0.2], ""),
+        (CYCLE[:2], [0.4, 0.3, 0.3], ""),
+        (CYCLE[:2], [0.5, 0.5, 0.0], ""),
+    ],
+)
+def test_a_consensus_without_a_majority_says_so(rewards: Any, weights: list[float], note: str) -> None:
+    found = consensus(rewards, voting(*weights))
+    assert found.note == note
+    assert (found.least_support < 0.5) == bool(note)
+
+
+def test_another_rule_does_not_claim_to_come_nearest() -> None:
+    weights, random = voting(0.42, 0.3, 0.28), np.random.default_rng(0)
+    nearest = consensus(CYCLE, weights)
+    drawn = {consensus_of(TEXTS[:3], CYCLE, weights, "lottery", random) for _ in range(40)}
+    assert {one.note for one in drawn if one.text == nearest.text} <= {NO_MAJORITY}
+    assert {one.note for one in drawn if one.text != nearest.text} == {NO_MAJORITY_BY_RULE}
+
+
+def test_the_statement_with_the_most_support_is_compared_with_the_best_candidate() -> None:
+    voters, rewards = voting(0.6, 0.4), np.array([[1.0, 0.0], [0.0, 1.0]])
+    entries = slate(["Tea.", "Rum."], rewards, voters).entries
+    assert "- (60%) Tea.\n- (40%) Rum." in instruction("Tea or rum?", entries)
+    of_drafts = np.array([[0.5, 2.0], [-1.0, -1.0]])
+    found = judge_statements(["Both.", "Neither."], of_drafts, rewards, voters, ["", ""])
+    assert (found.text, found.least_support, found.to_reach, found.used, found.drafts) == ("Both.", 0.4, 0.6, False, 2)
+
+
+def test_the_terminal_says_that_no_answer_has_a_majority() -> None:
+    found = choose(AnswerRequest("", rule="maximin", level="vote"), voting(0.4, 0.3, 0.3), TEXTS[:3], CYCLE)
+    printed = io.StringIO()
+    Console(width=100, file=printed).print(*answer_page(found, "Tea?", []))
+    shares = ("favourite of 40% of people (predicted)", "3 of 3 candidates, covering 100% of people (predicted)")
+    for words in (NO_MAJORITY, *shares):
+        assert words in printed.getvalue()
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+SALAD = [
+    "Scan couch carnivores view spirituality looming Antonio Good magblethon electromethyl outside performance.",
+    "Echoing tunnels perpetuate faces whose cycle fears umbrella, nymph broad shr plunged battery twinkling.",
+]
+"""Statements of SmolLM2 at temperature 2, shortened."""
+
+
+@pytest.fixture(scope="module")
+def votes() -> PreferenceSet:
+    return town_hall(800).preferences
+
+
+@pytest.fixture(scope="module")
+def gate(votes: PreferenceSet) -> NoveltyGate:
+    found = fit_gate(votes, TextFeatures(encoder="none"))
+    assert found is not None
+    return found
+
+
+def test_word_salad_and_empty_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:
+    assert gate.reasons(votes.prompts[0], SALAD) == [REASONS["words"]] * 2
+    assert gate.reasons("Tea?", ["", " \n"]) == ["it is empty"] * 2
+    assert gate.reasons("Tea?", []) == []
+
+
+def test_shuffled_words_of_real_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:
+    random = np.random.default_rng(0)
+    lists = [(one.prompt, " ".join(random.permutation(one.responses[0].split()))) for one in candidates_of(votes)[:60]]
+    assert np.mean([gate.reasons(prompt, [text])[0] != "" for prompt, text in lists]) > 0.9
+
+
+def test_few_texts_of_unknown_prompts_are_refused(votes: PreferenceSet) -> None:
+    lists = candidates_of(votes)
+    known = {Prompt(one.prompt).key for one in lists[::2]}
+    mask = np.array([Prompt(votes.prompts[i]).key in known for i in votes.prompt_index])
+    gate: Any = fit_gate(votes[mask], None)
+    reasons = [reason for one in lists[1::2] for reason in gate.reasons(one.prompt, list(one.responses))]
+    assert len(reasons) > 100
+    assert np.mean([reason != "" for reason in reasons]) < 0.06, "three measures at 1 % each, on new prompts"
+
+
+def test_texts_about_something_else_are_refused_by_the_words_of_the_question(gate: NoveltyGate) -> None:
+    assert gate.model.lacking("Should we plant trees?", "Trees cool the streets.") < 1
+    assert gate.model.lacking("Should we plant trees?", "Rum is good.") == 1
+
+
+@pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
+def test_the_encoders_last_layer_finds_texts_about_something_else() -> None:
+    embed: Any = gates.last_layer(TextFeatures(layers="0,6"))
+    assert embed(["Tea?"]).shape == (1, 384)
+    question = "Should children be allowed to drink alcohol?"
+    texts = ("Alcohol harms the young, so keep the age limit.", "Trains should be cheaper.")
+    near, far = gates.topic_distance(embed, [(question, text) for text in texts])
+    assert near < far - 0.3
+
+
+@pytest.mark.parametrize("features", [None, TextFeatures(encoder="none"), TextFeatures(encoder="hashing:64")])
+def test_encoders_without_a_language_model_give_no_vectors(features: TextFeatures | None) -> None:
+    assert gates.last_layer(features) is None
+
+
+def test_there_is_no_gate_without_enough_held_out_texts(votes: PreferenceSet) -> None:
+    few = votes[:10]
+    assert len({text for one in candidates_of(few) for text in one.responses}) < FEWEST_TEXTS
+    assert fit_gate(few) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.sampled_from([0.01, 0.05, 0.5]))
+def test_at_most_the_level_lies_above_a_threshold(values: list[float], level: float) -> None:
+    above = np.mean(np.array(values) > conformal_quantile(np.array(values), level))
+    assert above <= level
+
+
+def test_new_values_are_above_the_threshold_as_often_as_the_level_says() -> None:
+    random = np.random.default_rng(0)
+    above = [random.normal() > conformal_quantile(random.normal(size=200), 0.05) for _ in range(4000)]
+    assert np.mean(above) == pytest.approx(0.05, abs=0.012)
+
+
+def test_a_word_model_of_the_same_text_is_not_surprised() -> None:
+    model = WordModel.of(["the town plants trees .", "the town likes trees ."])
+    assert model.unseen("the town plants trees .") == 0
+    assert model.surprise("the town plants trees .") < model.surprise("trees plants town the .")
+    assert model.surprise("") == model.unseen("") == 0
+
+
+# --- refused statements -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Refusing:
+    """A gate that refuses texts with a word."""
+
+    word: str
+
+    def reasons(self, _: str, texts: Sequence[str]) -> list[str]:
+        return ["it is salad" if self.word in text else "" for text in texts]
+
+
+def test_a_refused_statement_gives_a_note_and_the_consensus_stands(ensemble: RewardEnsemble) -> None:
+    candidates, gate = ["Yes, please.", "No."], Refusing("salad")
+    plain = answer(ensemble, "Tea?", candidates)
+    found = answer(ensemble, "Tea?", candidates, writer=Writer(responses=["salad one", "salad two"]), gate=gate)
+    assert found.distilled is not None
+    assert not found.distilled.used
+    assert (found.distilled.refused, found.distilled.refused_drafts) == ("it is salad", 2)
+    assert found.notes == ("the written statement is refused: it is salad",)
+    assert found.consensus == plain.consensus
+
+
+def test_an_accepted_draft_is_kept_where_a_refused_one_has_more_support(ensemble: RewardEnsemble) -> None:
+    drafts = ["Perhaps, dear neighbours, we should.", "salad " * 30, "We may plant one tree; let us see.", "No!"]
+    writer, candidates = Writer(responses=drafts), ["Yes, please.", "No."]
+    best: Any = answer(ensemble, "Tea?", candidates, writer=writer).distilled
+    found: Any = answer(ensemble, "Tea?", candidates, writer=writer, gate=Refusing(best.text)).distilled
+    assert found.text != best.text
+    assert found.least_support <= best.least_support
+    assert (found.refused, found.refused_drafts, found.drafts) == ("", 1, 4)
+    assert {n for _, n, _ in writer.requests} == {DRAFTS}
+
+
+def test_an_answer_that_the_gate_would_refuse_gets_a_note(ensemble: RewardEnsemble) -> None:
+    ensemble = replace(ensemble, weights=np.array([1.0, 0.0, 0.0]))
+    found = answer(ensemble, "Tea?", ["salad"], gate=Refusing("salad"))
+    assert [entry.text for entry in found.answers] == ["salad"]
+    assert "read the answer of member 0 with care: it is salad" in found.notes
