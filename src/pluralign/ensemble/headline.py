@@ -67,12 +67,10 @@ def headline(
     if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
         leaked = f"No verdict: {evaluation.left_out.sentence}"
         return Headline(_main(evaluation, held_out=False), leaked, "unknown", "evaluate without --all.")
-    baseline = evaluation.baselines.get("constant_half")
+    baseline, name = evaluation.baselines.get("constant_half"), "predicting ½ for every pair"
     beats_half = baseline is not None and standing(baseline.difference) == "ahead"
     if beats_half and "soft_bt" in evaluation.baselines:
         baseline, name = evaluation.baselines["soft_bt"], "one soft BT reward"
-    else:
-        name = "predicting ½ for every pair"
     place = standing(baseline.difference) if baseline else "unknown"
     verdict = _verdict(evaluation, baseline, name, place)
     if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
@@ -148,13 +146,9 @@ def _next_step(
         return f"fit with --level policy (read softly, these members score {_score(soft):z.4f})."
     if better_encoder:
         return better_encoder
-    if (
-        place == "level"
-        and baseline is not None
-        and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts))
-    ):
-        return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
+        if baseline and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts)):
+            return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
         return f"{serve if in_report else report}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
 

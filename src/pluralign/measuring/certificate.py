@@ -320,16 +320,14 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
     people = held_out.preferences
     share = ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    noise = clustered_interval(
-        calibration.sampling_noise(p, n, ties), people.prompt_index, min_clusters=ENOUGH_CLUSTERS
-    )
+    values = calibration.sampling_noise(p, n, ties)
+    noise = clustered_interval(values, people.prompt_index, min_clusters=ENOUGH_CLUSTERS)
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)
     here = "All pairs have a single vote, so C cannot be separated from the error."
     if known:
         here = f"C = {noise.mean:.4f} of the Brier score of {plain:.4f} is noise"
-        no_interval = math.isnan(noise.low)
         too_few = f"; no interval from fewer than {ENOUGH_CLUSTERS} prompts."
-        here += too_few if no_interval else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
+        here += too_few if math.isnan(noise.low) else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
     return VoteNoise(
         states="With few votes per pair, the Brier score of a perfect ensemble is C; the rest is calibration error.",
         here=here,
@@ -349,26 +347,22 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
     means = guarantees.prompt_means(plain, prompts)
     error = Range(float(means.mean()), *guarantees.betting_interval(means, delta))
     if np.isnan(noise).all():
-        true_error = Range(math.nan, 0.0, error.high)
+        true_error, estimate = Range(math.nan, 0.0, error.high), "cannot be estimated from single votes"
     else:
         # A corrected error is at most 1, and at least minus the largest noise: that of an even split of fewest votes.
         lowest = -1 / (4 * (float(people.n_votes[people.n_votes > 1].min()) - 1))
         corrected = guarantees.prompt_means(plain - noise, prompts)
         low, high = guarantees.betting_interval(corrected, delta, low=lowest)
         true_error = Range(float(corrected.mean()), max(0.0, low), high)
+        estimate = f"estimate {true_error.mean:z.4f}"
     # (p̂ − p)² − (½ − p)² is linear in p, so its extremes are at p = 0 and 1: p̂² − ¼ and (1 − p̂)² − ¼.
     gaps = guarantees.prompt_means(plain - calibration.squared_error(np.full(len(people), 0.5), people.prob_a), prompts)
     difference = Range(float(gaps.mean()), *guarantees.betting_interval(gaps, delta, low=-0.25, high=0.75))
-    ahead = (
-        "lower than" if difference.high < 0 else "higher than" if difference.low > 0 else "not significantly lower than"
-    )
-    estimate = (
-        "cannot be estimated from single votes" if math.isnan(true_error.mean) else f"estimate {true_error.mean:z.4f}"
-    )
+    ahead = "lower" if difference.high < 0 else "higher" if difference.low > 0 else "not significantly lower"
     reading = " at the policy level" if level == "policy" else ""
     here = (
         f"With probability {1 - delta:g} each, from {len(means):,} prompts: the true calibration error{reading} is at "
-        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} that of always predicting ½ "
+        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} than that of always predicting ½ "
         f"(difference {difference.low:+z.4f} to {difference.high:+z.4f})."
     )
     return HeldOut(

@@ -5,6 +5,7 @@ tuned policies. This module decides which prompts become case studies. Members w
 figures about first choices.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -101,11 +102,11 @@ class Diversity:
 
 
 def held_out_candidates(
-    held_out: HeldOutVotes, min_responses: int = MIN_RESPONSES
+    held_out: HeldOutVotes, least: int = MIN_RESPONSES
 ) -> tuple[list[Candidates], list[FloatArray]]:
     """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
-    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= min_responses]
-    return candidates_of(held_out.preferences, min_responses), [held_out.rewards[of_prompt] for of_prompt in rows]
+    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= least]
+    return candidates_of(held_out.preferences, least), [held_out.rewards[of_prompt] for of_prompt in rows]
 
 
 def score_candidates(
@@ -115,28 +116,6 @@ def score_candidates(
     items = [(of_prompt.prompt, response) for of_prompt in candidates for response in of_prompt.responses]
     ends = np.cumsum([len(of_prompt.responses) for of_prompt in candidates])
     return np.split(ensemble.rewards(items, progress), ends[:-1])
-
-
-def without_trained_candidates(
-    ensemble: RewardEnsemble, candidates: Sequence[Candidates], *, all_prompts: bool = False
-) -> tuple[list[Candidates], LeftOut]:
-    """Return the candidates whose prompts the ensemble was not trained on, and the number of the others.
-
-    With ``all_prompts`` nothing is left out.
-
-    Raises:
-        DataError: every prompt was used for training.
-    """
-    if all_prompts:
-        return list(candidates), LeftOut()
-    trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
-    kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
-    if candidates and not kept:
-        raise DataError(
-            f"all {len(candidates):,} prompts of the candidates were used for training",
-            remedy="give other prompts, or use --all to measure on training prompts",
-        )
-    return kept, LeftOut(prompts=int(trained.sum()))
 
 
 def diversity(
@@ -160,12 +139,21 @@ def diversity(
         prompt: show prompts that contain this text, or the prompt with this number.
         all_prompts: do not leave out prompts that the ensemble was trained on.
         progress: called while texts are encoded.
+
+    Raises:
+        DataError: every prompt of the candidates was used for training.
     """
     loaded, held_out, left_out = as_ensemble(ensemble), None, LeftOut()
     if not isinstance(ensemble, RewardEnsemble) and (candidates is None or has_held_out(ensemble)):
         held_out = load_held_out(ensemble, loaded)
     if candidates is not None:
-        lists, left_out = without_trained_candidates(loaded, load_candidates(candidates), all_prompts=all_prompts)
+        lists = load_candidates(candidates)
+        if not all_prompts:
+            trained = are_trained([of_prompt.prompt for of_prompt in lists], loaded.trained_on)
+            if lists and trained.all():
+                problem = f"all {len(lists):,} prompts of the candidates were used for training"
+                raise DataError(problem, remedy="give other prompts, or use --all to measure on training prompts")
+            lists, left_out = list(itertools.compress(lists, ~trained)), LeftOut(prompts=int(trained.sum()))
         rewards = score_candidates(loaded, lists, progress)
     elif held_out is not None:
         lists, rewards = held_out_candidates(held_out)
@@ -267,14 +255,7 @@ def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: F
     members: dict[int, list[int]] = {}
     for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
         members.setdefault(int(rewards[:, j].argmax()), []).append(j)
-    choices = [
-        FirstChoice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()
-    ]
+    choices = [FirstChoice(candidates.responses[top], own, float(weights[own].sum())) for top, own in members.items()]
+    choices.sort(key=lambda choice: -choice.weight)
     tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
-    return CaseStudy(
-        number=position + 1,
-        prompt=candidates.prompt_text,
-        candidates=len(candidates.responses),
-        tau=tau,
-        choices=sorted(choices, key=lambda choice: -choice.weight),
-    )
+    return CaseStudy(position + 1, candidates.prompt_text, len(candidates.responses), tau, choices)
