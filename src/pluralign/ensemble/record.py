@@ -226,8 +226,7 @@ class Evaluation:
 
     def worst_disagreement(self) -> float | None:
         """Return the largest disagreement of a member whose weight counts, or None where nothing votes."""
-        counted = [member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT]
-        return max(counted, default=None)
+        return max((member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT), default=None)
 
     def __str__(self) -> str:
         from pluralign.ensemble.headline import headline  # it imports this module

@@ -222,15 +222,13 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
     size, variance = guarantees.sufficient_size(epsilon), guarantees.opinion_variance(p, n, ties)
     known, error = not math.isnan(variance), pruning.error_before.mean
     here = f"{size} members are enough for an error of {epsilon:g} on any votes"
-    size_here = worth = None
+    size_here = guarantees.sufficient_size(epsilon, variance) if known else None
+    worth = variance / error if known and error > 0 else None
     if known:
-        size_here, equal = guarantees.sufficient_size(epsilon, variance), "too low to compare with random annotators"
-        if error > 0:
-            worth = variance / error
-            equal = f"equal to that of about {worth:.1f} random annotators"
+        equal = f"equal to that of about {worth:.1f}" if worth is not None else "too low to compare with"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
-            f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal}."
+            f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal} random annotators."
             + (TWO_REWARDS if pruning.undecided_before else "")
         )
     else:
@@ -285,13 +283,11 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
     start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
     kept = ensemble.record.kept
-    measured = kept.test_brier - kept.train_brier if kept else math.nan
-    gap = None if math.isnan(measured) else measured
-    here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; " + (
-        f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it is vacuous."
-    )
-    here += TWO_REWARDS if ensemble.undecided else ""
-    if gap is not None:
+    gap = kept.test_brier - kept.train_brier if kept else math.nan
+    there = f"{bounds[0]:.4f}" if bounds[0] < 1 else "vacuous"
+    here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; "
+    here += f"at N = {pairs:,} it is {there}." + (TWO_REWARDS if ensemble.undecided else "")
+    if not math.isnan(gap):
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
     choice = ensemble.record.encoders
     tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
@@ -311,7 +307,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         bound_prompts=bounds[1],
         informative_from=start,
         narrow_from=narrow,
-        measured_gap=gap,
+        measured_gap=None if math.isnan(gap) else gap,
         fixed_features=not tuned,
     )
 

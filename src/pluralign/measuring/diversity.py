@@ -101,12 +101,10 @@ class Diversity:
     """Prompts of the candidates that were left out, because the ensemble was trained on them."""
 
 
-def held_out_candidates(
-    held_out: HeldOutVotes, least: int = MIN_RESPONSES
-) -> tuple[list[Candidates], list[FloatArray]]:
+def held_out_candidates(votes: HeldOutVotes, least: int = MIN_RESPONSES) -> tuple[list[Candidates], list[FloatArray]]:
     """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
-    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= least]
-    return candidates_of(held_out.preferences, least), [held_out.rewards[of_prompt] for of_prompt in rows]
+    rows = [rows for rows in rows_by_prompt(votes.preferences) if len(rows) >= least]
+    return candidates_of(votes.preferences, least), [votes.rewards[of_prompt] for of_prompt in rows]
 
 
 def score_candidates(
@@ -163,8 +161,7 @@ def diversity(
         raise UsageError("give candidates, or the folder of an ensemble: it holds the held-out votes of the fit.")
     numbers = [int(prompt)] if prompt.isdecimal() else []
     shown = case_studies(loaded, lists, cases, containing="" if numbers else prompt, numbers=numbers, rewards=rewards)
-    measured = measure_diversity(loaded, rewards, held_out)
-    return replace(measured, cases=shown, left_out=left_out)
+    return replace(measure_diversity(loaded, rewards, held_out), cases=shown, left_out=left_out)
 
 
 def measure_diversity(
@@ -182,8 +179,11 @@ def measure_diversity(
         raise UsageError("diversity needs a prompt with at least two different responses, but no prompt has them.")
     if ranked[0].shape[1] != ensemble.k:
         raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
-    taus = kendall.mean_tau(ranked)
-    weights = ensemble.weights
+    taus, weights = kendall.mean_tau(ranked), ensemble.weights
+    used = weights > NEGLIGIBLE_WEIGHT
+    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in ranked]
+    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in ranked]
+    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in ranked]
 
     def member_pairs(pairs: list[tuple[int, int]]) -> list[MemberPair]:
         return [MemberPair((i, j), float(taus.tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
@@ -195,7 +195,7 @@ def measure_diversity(
         mean_off_diagonal_standard_error=taus.off_diagonal_standard_error,
         weighted_off_diagonal=kendall.weighted_off_diagonal(taus.tau, weights),
         weights=weights.tolist(),
-        tops=_tops(ranked, weights),
+        tops=Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular))),
         near_copies=member_pairs(kendall.near_copies(taus.tau)),
         near_opposites=member_pairs(kendall.near_opposites(taus.tau)),
         vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
@@ -204,14 +204,6 @@ def measure_diversity(
         candidates=sum(map(len, ranked)),
         skipped=len(rewards) - len(ranked),
     )
-
-
-def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
-    used = weights > NEGLIGIBLE_WEIGHT
-    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in rewards]
-    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
-    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
-    return Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular)))
 
 
 def case_studies(

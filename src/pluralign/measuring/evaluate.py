@@ -92,14 +92,12 @@ def majority_shares(
     random = random_stream(seed, SIMULATED_MAJORITIES)
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, by_group.SIMULATIONS))
     drawn = np.concatenate([by_group.simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
-    were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
+    expected = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
     predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
     people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
     certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
-    return {
-        name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
-        for name, (count, mean) in people.items()
-    }
+    found = {name: (predicted[name][1], expected[name][1], certain[name][1]) for name in people}
+    return {name: MajorityShare(*people[name], *others) for name, others in found.items()}
 
 
 def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
@@ -306,8 +304,8 @@ def evaluate(
     if bad := [beta for beta in options.betas if not (math.isfinite(beta) and beta > 0)]:
         raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always reported.")
     name, representation, seed = str(subject) if isinstance(subject, str | PathLike) else "ensemble", None, options.seed
-    ensemble, *other_ensembles = map(_ensemble, (subject, *against))
-    trained_on = [one.trained_on for one in (ensemble, *other_ensembles) if one is not None]
+    ensembles = [_ensemble(source) for source in (subject, *against)]
+    ensemble, trained_on = ensembles[0], [one.trained_on for one in ensembles if one is not None]
     measured, left_out = pairs_to_measure(everything, trained_on, all_prompts=options.all_prompts)
     if options.limit is not None:
         measured = _sample_pairs(everything, measured, options.limit, seed)
@@ -326,14 +324,14 @@ def evaluate(
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
         own, baselines = load(subject), {}
-    p, n, prediction = votes.prob_a, votes.n_votes, own.prob_hat
+    prediction = own.prob_hat
     others = []
     for other in map(load, against):
         worst = worst_disagreement(other.votes, other.weights, votes)
         readings = {key: compare(share, prediction, votes, other.k, worst) for key, share in other.readings.items()}
         others.append(OtherPredictor.of(other, level=other.level, readings=readings))
     figures = replace(measure(own, baselines, votes), left_out=left_out)
-    majority = majority_shares(prediction, p, n, seed=seed)
+    majority = majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed)
     groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
     return FullEvaluation(
         **vars(figures),
@@ -344,7 +342,7 @@ def evaluate(
         certain_though_contested=certain_though_contested(majority),
         groups=groups,
         worst_group=worst_group,
-        adversarial=by_group.adversarial_calibration(prediction, p, n, votes.prompt_index, seed=seed),
+        adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),
         policy=policy_level(own, votes, options, progress),
         representation=representation,
     )
@@ -352,10 +350,8 @@ def evaluate(
 
 def _ensemble(source: Source) -> RewardEnsemble | None:
     """Return the ensemble that a source names, or None if it is another predictor."""
-    if isinstance(source, RewardEnsemble):
-        return source
-    if isinstance(source, Personas):
-        return None
+    if isinstance(source, RewardEnsemble | Personas):
+        return source if isinstance(source, RewardEnsemble) else None
     return RewardEnsemble.load(source) if find_predictor(source) == "ensemble" else None
 
 

@@ -284,15 +284,7 @@ def simulated_shares(prob_hat: FloatArray, n_votes: npt.NDArray[np.int64], rando
     return random.binomial(n_votes, prob_hat) / n_votes
 
 
-def adversarial_calibration(
-    prob_hat: FloatArray,
-    prob_a: FloatArray,
-    n_votes: npt.NDArray[np.int64],
-    prompt_index: npt.NDArray[np.integer[Any]],
-    *,
-    fractions: Sequence[float] = FRACTIONS,
-    seed: int = 0,
-) -> list[AdversarialGroup]:
+def adversarial_calibration(prob_hat: FloatArray, preferences: PreferenceSet, seed: int = 0) -> list[AdversarialGroup]:
     """Return the worst calibration error over random groups of prompts, for groups of several sizes.
 
     With pairs turned so that p̂ ≥ ½ and binned by p̂ (ten bins of equal mass), a group S of prompts has the error
@@ -306,35 +298,33 @@ def adversarial_calibration(
 
     Args:
         prob_hat: predicted shares, ``(n_pairs,)``.
-        prob_a: observed shares, ``(n_pairs,)``.
-        n_votes: votes of each pair, ``(n_pairs,)``.
-        prompt_index: prompt of each pair, ``(n_pairs,)``.
-        fractions: sizes of groups as shares of the prompts.
+        preferences: the votes.
         seed: of groups and drawings.
 
     Example:
-        >>> found = adversarial_calibration(np.full(8, .75), np.ones(8), np.full(8, 4), np.arange(8), fractions=[1.0])
-        >>> found[0].worst
+        >>> votes = PreferenceSet.from_columns(list("abcdefgh"), ["Yes."] * 8, ["No."] * 8, [4] * 8, [0] * 8)
+        >>> adversarial_calibration(np.full(8, 0.75), votes)[-1].worst
         0.25
 
     Reference: Zhao, Ma and Ermon, "Individual Calibration with Randomized Forecasting" (ICML 2020), the definition of
     adversarial group calibration.
     """
     side = np.sign(prob_hat - 0.5)
-    _, prompt = np.unique(prompt_index, return_inverse=True)
+    _, prompt = np.unique(preferences.prompt_index, return_inverse=True)
     n_prompts, n_pairs = int(prompt.max()) + 1, len(prob_hat)
     leaning, equal = np.unique(np.round(np.maximum(prob_hat, 1 - prob_hat), 9), return_inverse=True)
     mass = np.bincount(equal, minlength=len(leaning))
     bins = np.minimum(((np.cumsum(mass) - mass / 2) / n_pairs * BINS).astype(int), BINS - 1)[equal]
     sizes = np.bincount(prompt, minlength=n_prompts).astype(np.float64)
     random = streams.random_stream(seed, streams.SIMULATED_VOTES)
-    observed = itertools.chain([prob_a], (simulated_shares(prob_hat, n_votes, random) for _ in range(SIMULATIONS)))
-    sums = [np.bincount(prompt * BINS + bins, side * (prob_hat - share), n_prompts * BINS) for share in observed]
+    drawn_votes = [simulated_shares(prob_hat, preferences.n_votes, random) for _ in range(SIMULATIONS)]
+    shares = [preferences.prob_a, *drawn_votes]
+    sums = [np.bincount(prompt * BINS + bins, side * (prob_hat - share), n_prompts * BINS) for share in shares]
     errors = np.hstack([one.reshape(n_prompts, BINS) for one in sums])
     found = []
     # A separate stream, so that both orders of pairs get the same groups.
     random = streams.random_stream(seed, streams.PROMPT_SUBSETS)
-    for fraction in fractions:
+    for fraction in FRACTIONS:
         chosen = max(1, round(fraction * n_prompts))
         worst = np.zeros(1 + SIMULATIONS)
         for _ in range(1 if chosen == n_prompts else SUBSETS // SUBSETS_AT_ONCE):

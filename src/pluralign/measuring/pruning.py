@@ -124,16 +124,14 @@ def prune(
     pruning = plan_pruning(original, held_out, beta, only_far=only_far)
     people, pruned, record = held_out.preferences, pruning.ensemble, original.record
     evaluation = evaluate_features(pruned, people, original.features(texts_of(people), progress))
-    test = evaluation.test
-    weights = pruned.weights.tolist()
-    size = HistoryRow(pruned.k, math.nan, test.brier, test.brier_corrected, weights, pruned.undecided)
-    data = record.data and replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts))
+    test, weights = evaluation.test, pruned.weights.tolist()
     removal = (pruning.removed, pruning.removed_weight, pruning.epsilon, pruning.bound)
     record = replace(
         record,
         k=pruned.k,
-        data=data,
-        history=[size],  # the sizes of the original ensemble are not sizes of this one
+        data=record.data and replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts)),
+        # The sizes of the original ensemble are not sizes of this one.
+        history=[HistoryRow(pruned.k, math.nan, test.brier, test.brier_corrected, weights, pruned.undecided)],
         bound=None,
         evaluation=evaluation,
         pruned=PruneRecord(original.k, beta, only_far, *removal),

@@ -79,13 +79,11 @@ def load_tournament(source: str | os.PathLike[str]) -> Tournament:
         array([[ nan, 0.75],
                [0.25,  nan]])
     """
-    if str(source) == "-":
-        name, data = "standard input", sys.stdin.buffer.read()
-    else:
-        name = str(source)
-        if not Path(source).is_file():
-            raise DataError("there is no such file", file=name, remedy="check the path")
-        data = Path(source).read_bytes()
+    piped = str(source) == "-"
+    name = "standard input" if piped else str(source)
+    if not piped and not Path(source).is_file():
+        raise DataError("there is no such file", file=name, remedy="check the path")
+    data = sys.stdin.buffer.read() if piped else Path(source).read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -137,12 +135,9 @@ def in_words(certificate: theory.ViolatedInequality, names: Sequence[str]) -> st
         >>> print(in_words(found, "ABC"))
         No ranking satisfies all of “A over B”, “B over C” and “C over A”, so their shares sum to at most 2; here 2.5.
     """
-    count = len(certificate.pairs)
-    terms = [
-        ("" if coefficient == 1 else f"{coefficient:.6g} × ") + f"“{names[i]} over {names[j]}”"
-        for (i, j), coefficient in zip(certificate.pairs, certificate.coefficients, strict=True)
-    ]
-    listed = f"{', '.join(terms[:-1])} and {terms[-1]}"
+    times = ["" if coefficient == 1 else f"{coefficient:.6g} × " for coefficient in certificate.coefficients]
+    terms = [f"{factor}“{names[i]} over {names[j]}”" for factor, (i, j) in zip(times, certificate.pairs, strict=True)]
+    count, listed = len(terms), f"{', '.join(terms[:-1])} and {terms[-1]}"
     limit = f"sum to at most {certificate.bound:.10g}; here {certificate.value:.10g}."
     if certificate.kind == "cycle":
         return f"No ranking satisfies all of {listed}, so their shares {limit}"
@@ -175,10 +170,8 @@ def _from_json(text: str, name: str) -> tuple[tuple[str, ...], FloatArray]:
 
 
 def _read_pair(entry: Any, m: int) -> tuple[int, int, float]:
-    if not isinstance(entry, list) or len(entry) != 4:
+    if not isinstance(entry, list) or len(entry) != 4 or any(type(part) not in (int, float) for part in entry):
         raise ValueError("it must be a list of four numbers; write [i, j, votes_i, votes_j]")
-    if any(isinstance(part, bool) or not isinstance(part, int | float) for part in entry):
-        raise ValueError("it has a value that is not a number; write [i, j, votes_i, votes_j]")
     i, j, votes_i, votes_j = entry
     for index in (i, j):
         if not isinstance(index, int) or not 0 <= index < m:
@@ -255,9 +248,8 @@ def _read_share(cell: str, column: str, name: str, row: int) -> float:
 
 def _checked_names(names: list[Any], file: str) -> tuple[str, ...]:
     if not 2 <= len(names) <= theory.MAX_ALTERNATIVES:
-        remedy = "add alternatives" if len(names) < 2 else "remove alternatives"
         problem = f"the number of alternatives must be 2 to {theory.MAX_ALTERNATIVES}, not {len(names)}"
-        raise DataError(problem, file=file, remedy=remedy)
+        raise DataError(problem, file=file, remedy="add alternatives" if len(names) < 2 else "remove alternatives")
     if any(isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip() for name in names):
         raise DataError("an alternative has no name", file=file, remedy="give each alternative a name")
     words = tuple(str(name) for name in names)

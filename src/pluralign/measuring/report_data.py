@@ -115,9 +115,8 @@ def collect_report_data(
     people, share = held_out.preferences, held_out.prob_hat(ensemble)
     groups, worst = measure_groups(share, people, options.groupings, seed=options.seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
-    cases: list[spread.CaseStudy] = []
-    if ranked:
-        cases = spread.case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=options.containing)
+    containing = options.containing if ranked else ""
+    cases = spread.case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=containing)
     return ReportData(
         record=record,
         votes=inspect(people),

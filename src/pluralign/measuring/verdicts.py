@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from pluralign.ensemble.headline import WORDS, Standing, standing
-from pluralign.ensemble.record import BASELINE_NAMES, Compared, Evaluation, Scores, VoicesEvidence
+from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, Scores, VoicesEvidence
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.individuals import MIN_RATERS, Representation
 from pluralign.theory.intervals import Interval
@@ -41,7 +41,7 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
     """
     full = evaluation if isinstance(evaluation, FullEvaluation) else None
     kind = full.subject.kind if full else "ensemble"
-    name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
+    name = "ensemble" if full is None or kind == "ensemble" else full.subject.name
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = []
     for level, own in evaluation.levels.items():
@@ -50,14 +50,12 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
         rows.append(
             Prediction(**own.scores, name=label, k=k, worst=worst, interval=interval, difference=None, judged=judged)
         )
-    others: list[tuple[str, Compared]] = [
-        (BASELINE_NAMES.get(key, key), other)
-        for key, other in evaluation.baselines.items()
-        if key != "floor" or floor_is_compared(evaluation)
-    ]
+    baselines = dict(evaluation.baselines)
+    if not floor_is_compared(evaluation):
+        baselines.pop("floor", None)
+    others = [(BASELINE_NAMES.get(key, key), other) for key, other in baselines.items()]
     for one in full.against if full else []:
-        label = PurePath(one.name).name
-        others += [(_row_name(one.kind, label, reading), other) for reading, other in one.readings.items()]
+        others += [(_row_name(one.kind, one.name, reading), other) for reading, other in one.readings.items()]
     for label, other in others:
         gap = None if math.isnan(other.difference.low) else other.difference
         worst = other.worst_disagreement
@@ -74,7 +72,8 @@ def floor_is_compared(evaluation: Evaluation) -> bool:
 
 
 def _row_name(kind: str, name: str, reading: str) -> str:
-    return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+    shown = "σ(Δr)" if reading == "policy" and kind != "ensemble" else READING_NAMES[reading]
+    return f"{PurePath(name).name}: {shown}"
 
 
 def undecided_sentence(undecided: float) -> str:
