@@ -23,7 +23,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.learning.measure import Predictor, reward_predictor
-from pluralign.measuring.evaluate import BETAS, evaluate, policy_level, reference_log_ratio
+from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, policy_level, reference_log_ratio
 from pluralign.measuring.predictors import load_predictor
 from pluralign.text.features import TextFeatures
 from pluralign.text.surface import NAMES
@@ -359,7 +359,7 @@ def test_a_reference_from_columns_moves_every_share(votes: PreferenceSet) -> Non
     with_columns = replace(votes, columns={"logprob_a": log_a, "logprob_b": np.array([str(x) for x in log_b], object)})
     difference = random.normal(size=(len(votes), 2))
     difference[:5] = 0
-    table = policy_level(a_subject(difference, with_columns), with_columns, reference="data")
+    table = policy_level(a_subject(difference, with_columns), with_columns, EvaluateOptions(reference="data"))
     assert table is not None
     assert table.reference == "data"
     row = next(row for row in table.rows if row.beta == 1.0)

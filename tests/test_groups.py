@@ -151,8 +151,8 @@ def test_groups_are_the_same_for_both_orders_of_a_pair(seed: int, by_votes: bool
         for group, turned in zip(one, other, strict=True):
             assert turned.brier == pytest.approx(group.brier)
             assert turned.residual.mean == pytest.approx(group.residual.mean, abs=1e-12)
-    there = adversarial_calibration(predicted, votes.prob_a, votes.n_votes, votes.prompt_index)
-    back = adversarial_calibration(1 - predicted, 1 - votes.prob_a, votes.n_votes, votes.prompt_index)
+    there = adversarial_calibration(predicted, votes)
+    back = adversarial_calibration(1 - predicted, votes.swapped())
     assert [group.worst for group in back] == pytest.approx([group.worst for group in there])
 
 
@@ -178,10 +178,10 @@ def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None
     above = 0
     for seed in range(10):
         votes, truth = some_votes(400, seed=seed)
-        right = adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index, seed=seed)
+        right = adversarial_calibration(truth, votes, seed=seed)
         above += sum(group.worst > group.high for group in right)
         sharp = np.clip(3 * (truth - 0.5) + 0.5, 0, 1)
-        wrong = adversarial_calibration(sharp, votes.prob_a, votes.n_votes, votes.prompt_index, seed=seed)
+        wrong = adversarial_calibration(sharp, votes, seed=seed)
         assert all(group.worst > group.high for group in wrong)
     assert above <= 10, "of 50; one in twenty is expected, and the sizes of one seed go together"
 
@@ -189,8 +189,8 @@ def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None
 def test_a_miscalibrated_tenth_shows_in_small_groups() -> None:
     votes, truth = some_votes(800, n_votes=50)
     spoiled = np.where(votes.prompt_index < 20, 1 - truth, truth)
-    clean = by_fraction(adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index))
-    found = by_fraction(adversarial_calibration(spoiled, votes.prob_a, votes.n_votes, votes.prompt_index))
+    clean = by_fraction(adversarial_calibration(truth, votes))
+    found = by_fraction(adversarial_calibration(spoiled, votes))
     assert found[0.05].worst - clean[0.05].worst > 2 * (found[1.0].worst - clean[1.0].worst)
 
 

@@ -67,27 +67,24 @@ def headline(
     if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
         leaked = f"No verdict: {evaluation.left_out.sentence}"
         return Headline(_main(evaluation, held_out=False), leaked, "unknown", "evaluate without --all.")
-    baseline = evaluation.baselines.get("constant_half")
-    beats_half = baseline is not None and standing(baseline.difference) == "ahead"
-    if beats_half and "soft_bt" in evaluation.baselines:
+    baseline, name = evaluation.baselines.get("constant_half"), "predicting ½ for every pair"
+    if _place(baseline) == "ahead" and "soft_bt" in evaluation.baselines:
         baseline, name = evaluation.baselines["soft_bt"], "one soft BT reward"
-    else:
-        name = "predicting ½ for every pair"
-    place = standing(baseline.difference) if baseline else "unknown"
+    place = _place(baseline)
     verdict = _verdict(evaluation, baseline, name, place)
-    if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
+    if place == "ahead" and (single := _single_as_good(evaluation)):
         baseline = evaluation.baselines[single]
-        place = standing(baseline.difference)
+        place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
-    return Headline(
-        main=_main(evaluation, held_out=record is not None and bool(record.method)),
-        verdict=verdict,
-        standing=place,
-        next_step=_next_step(evaluation, baseline, place, beats_half, record, folder, in_report),
-    )
+    main = _main(evaluation, held_out=record is not None and bool(record.method))
+    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder, in_report))
 
 
 WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
+
+
+def _place(baseline: Compared | None) -> Standing:
+    return standing(baseline.difference) if baseline else "unknown"
 
 
 def _score(found: Compared | Figures) -> float:
@@ -122,19 +119,18 @@ def _single_as_good(evaluation: Evaluation) -> str | None:
 
 
 def _next_step(
-    evaluation: Evaluation,
-    baseline: Compared | None,
-    place: Standing,
-    beats_half: bool,
-    record: FitRecord | None,
-    folder: str,
-    in_report: bool,
+    evaluation: Evaluation, baseline: Compared | None, record: FitRecord | None, folder: str, in_report: bool
 ) -> str:
+    place, beats_half = _place(baseline), _place(evaluation.baselines.get("constant_half")) == "ahead"
     report, serve = f"pluralign report {folder} -o report.html", f"pluralign serve {folder}"
     encoder = str(record.options.get("encoder", "")) if record else ""
     if evaluation.prompts < ENOUGH_CLUSTERS:
-        return _more_prompts(evaluation, record)
-    if place == "ahead" and beats_half:
+        if record and record.evaluation is evaluation and record.data and not record.tuning:
+            prompts = record.data.train_prompts + record.data.test_prompts
+            if prompts >= ENOUGH_CLUSTERS:
+                return f"fit with --folds 5, which tests each of the {prompts} prompts once."
+        return f"collect votes on more prompts: at least {ENOUGH_CLUSTERS} for testing."
+    if place == "ahead":
         if not record:
             return "compare it with other predictors (--against)."
         return f"{serve}." if in_report else f"{report}, or {serve}."
@@ -148,30 +144,17 @@ def _next_step(
         return f"fit with --level policy (read softly, these members score {_score(soft):z.4f})."
     if better_encoder:
         return better_encoder
-    if (
-        place == "level"
-        and baseline is not None
-        and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts))
-    ):
-        return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
+        if baseline and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts)):
+            return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
         return f"{serve if in_report else report}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
 
 
-def _more_prompts(evaluation: Evaluation, record: FitRecord | None) -> str:
-    if record and record.evaluation is evaluation and record.data and not record.tuning:
-        prompts = record.data.train_prompts + record.data.test_prompts
-        if prompts >= ENOUGH_CLUSTERS:
-            return f"fit with --folds 5, which tests each of the {prompts} prompts once."
-    return f"collect votes on more prompts: at least {ENOUGH_CLUSTERS} for testing."
-
-
 def _prompts_to_decide(difference: Interval, prompts: int) -> int | None:
     """Return how many prompts an interval of half the difference would need; None if it is too many to be useful."""
-    if not difference.mean:
-        return None
-    needed = prompts * ((difference.high - difference.low) / (2 * difference.mean)) ** 2
+    width, mean = difference.high - difference.low, difference.mean
+    needed = prompts * (width / (2 * mean)) ** 2 if mean else math.inf
     if not needed < 100 * prompts:
         return None
     digits = max(len(str(int(needed))) - 2, 0)

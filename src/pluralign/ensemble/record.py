@@ -89,11 +89,9 @@ def pairs_to_measure(
     if all_prompts:
         return np.ones(len(preferences), dtype=bool), LeftOut(measured=int(trained.sum()))
     if rows.all():
-        raise DataError(
-            f"all {counted(len(preferences.prompts), 'prompt')} were used for training, so scores would be too good",
-            file=preferences.name,
-            remedy="give votes on other prompts, or measure on training prompts with evaluate --all",
-        )
+        problem = f"all {counted(len(trained), 'prompt')} were used for training, so scores would be too good"
+        remedy = "give votes on other prompts, or measure on training prompts with evaluate --all"
+        raise DataError(problem, file=preferences.name, remedy=remedy)
     return ~rows, LeftOut(int(rows.sum()), int(trained.sum()))
 
 
@@ -228,8 +226,7 @@ class Evaluation:
 
     def worst_disagreement(self) -> float | None:
         """Return the largest disagreement of a member whose weight counts, or None where nothing votes."""
-        counted = [member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT]
-        return max(counted, default=None)
+        return max((member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT), default=None)
 
     def __str__(self) -> str:
         from pluralign.ensemble.headline import headline  # it imports this module
@@ -399,5 +396,4 @@ class FitRecord:
     def from_json(cls, value: Mapping[str, Any]) -> "FitRecord":
         """Return the record that ``to_json`` wrote."""
         evaluation = from_json(Evaluation, value) if "test" in value else None
-        own = {key: item for key, item in value.items() if key != "evaluation"}
-        return replace(from_json(cls, own), evaluation=evaluation)
+        return replace(from_json(cls, value), evaluation=evaluation)

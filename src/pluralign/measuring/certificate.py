@@ -222,15 +222,13 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
     size, variance = guarantees.sufficient_size(epsilon), guarantees.opinion_variance(p, n, ties)
     known, error = not math.isnan(variance), pruning.error_before.mean
     here = f"{size} members are enough for an error of {epsilon:g} on any votes"
-    size_here = worth = None
+    size_here = guarantees.sufficient_size(epsilon, variance) if known else None
+    worth = variance / error if known and error > 0 else None
     if known:
-        size_here, equal = guarantees.sufficient_size(epsilon, variance), "too low to compare with random annotators"
-        if error > 0:
-            worth = variance / error
-            equal = f"equal to that of about {worth:.1f} random annotators"
+        equal = f"equal to that of about {worth:.1f}" if worth is not None else "too low to compare with"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
-            f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal}."
+            f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal} random annotators."
             + (TWO_REWARDS if pruning.undecided_before else "")
         )
     else:
@@ -285,13 +283,11 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
     start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
     kept = ensemble.record.kept
-    measured = kept.test_brier - kept.train_brier if kept else math.nan
-    gap = None if math.isnan(measured) else measured
-    here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; " + (
-        f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it is vacuous."
-    )
-    here += TWO_REWARDS if ensemble.undecided else ""
-    if gap is not None:
+    gap = kept.test_brier - kept.train_brier if kept else math.nan
+    there = f"{bounds[0]:.4f}" if bounds[0] < 1 else "vacuous"
+    here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; "
+    here += f"at N = {pairs:,} it is {there}." + (TWO_REWARDS if ensemble.undecided else "")
+    if not math.isnan(gap):
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
     choice = ensemble.record.encoders
     tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
@@ -311,7 +307,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         bound_prompts=bounds[1],
         informative_from=start,
         narrow_from=narrow,
-        measured_gap=gap,
+        measured_gap=None if math.isnan(gap) else gap,
         fixed_features=not tuned,
     )
 
@@ -320,16 +316,14 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
     people = held_out.preferences
     share = ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    noise = clustered_interval(
-        calibration.sampling_noise(p, n, ties), people.prompt_index, min_clusters=ENOUGH_CLUSTERS
-    )
+    values = calibration.sampling_noise(p, n, ties)
+    noise = clustered_interval(values, people.prompt_index, min_clusters=ENOUGH_CLUSTERS)
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)
     here = "All pairs have a single vote, so C cannot be separated from the error."
     if known:
         here = f"C = {noise.mean:.4f} of the Brier score of {plain:.4f} is noise"
-        no_interval = math.isnan(noise.low)
         too_few = f"; no interval from fewer than {ENOUGH_CLUSTERS} prompts."
-        here += too_few if no_interval else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
+        here += too_few if math.isnan(noise.low) else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
     return VoteNoise(
         states="With few votes per pair, the Brier score of a perfect ensemble is C; the rest is calibration error.",
         here=here,
@@ -349,26 +343,22 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
     means = guarantees.prompt_means(plain, prompts)
     error = Range(float(means.mean()), *guarantees.betting_interval(means, delta))
     if np.isnan(noise).all():
-        true_error = Range(math.nan, 0.0, error.high)
+        true_error, estimate = Range(math.nan, 0.0, error.high), "cannot be estimated from single votes"
     else:
         # A corrected error is at most 1, and at least minus the largest noise: that of an even split of fewest votes.
         lowest = -1 / (4 * (float(people.n_votes[people.n_votes > 1].min()) - 1))
         corrected = guarantees.prompt_means(plain - noise, prompts)
         low, high = guarantees.betting_interval(corrected, delta, low=lowest)
         true_error = Range(float(corrected.mean()), max(0.0, low), high)
+        estimate = f"estimate {true_error.mean:z.4f}"
     # (p̂ − p)² − (½ − p)² is linear in p, so its extremes are at p = 0 and 1: p̂² − ¼ and (1 − p̂)² − ¼.
     gaps = guarantees.prompt_means(plain - calibration.squared_error(np.full(len(people), 0.5), people.prob_a), prompts)
     difference = Range(float(gaps.mean()), *guarantees.betting_interval(gaps, delta, low=-0.25, high=0.75))
-    ahead = (
-        "lower than" if difference.high < 0 else "higher than" if difference.low > 0 else "not significantly lower than"
-    )
-    estimate = (
-        "cannot be estimated from single votes" if math.isnan(true_error.mean) else f"estimate {true_error.mean:z.4f}"
-    )
+    ahead = "lower" if difference.high < 0 else "higher" if difference.low > 0 else "not significantly lower"
     reading = " at the policy level" if level == "policy" else ""
     here = (
         f"With probability {1 - delta:g} each, from {len(means):,} prompts: the true calibration error{reading} is at "
-        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} that of always predicting ½ "
+        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} than that of always predicting ½ "
         f"(difference {difference.low:+z.4f} to {difference.high:+z.4f})."
     )
     return HeldOut(

@@ -5,6 +5,7 @@ tuned policies. This module decides which prompts become case studies. Members w
 figures about first choices.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -100,12 +101,10 @@ class Diversity:
     """Prompts of the candidates that were left out, because the ensemble was trained on them."""
 
 
-def held_out_candidates(
-    held_out: HeldOutVotes, min_responses: int = MIN_RESPONSES
-) -> tuple[list[Candidates], list[FloatArray]]:
+def held_out_candidates(votes: HeldOutVotes, least: int = MIN_RESPONSES) -> tuple[list[Candidates], list[FloatArray]]:
     """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
-    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= min_responses]
-    return candidates_of(held_out.preferences, min_responses), [held_out.rewards[of_prompt] for of_prompt in rows]
+    rows = [rows for rows in rows_by_prompt(votes.preferences) if len(rows) >= least]
+    return candidates_of(votes.preferences, least), [votes.rewards[of_prompt] for of_prompt in rows]
 
 
 def score_candidates(
@@ -115,28 +114,6 @@ def score_candidates(
     items = [(of_prompt.prompt, response) for of_prompt in candidates for response in of_prompt.responses]
     ends = np.cumsum([len(of_prompt.responses) for of_prompt in candidates])
     return np.split(ensemble.rewards(items, progress), ends[:-1])
-
-
-def without_trained_candidates(
-    ensemble: RewardEnsemble, candidates: Sequence[Candidates], *, all_prompts: bool = False
-) -> tuple[list[Candidates], LeftOut]:
-    """Return the candidates whose prompts the ensemble was not trained on, and the number of the others.
-
-    With ``all_prompts`` nothing is left out.
-
-    Raises:
-        DataError: every prompt was used for training.
-    """
-    if all_prompts:
-        return list(candidates), LeftOut()
-    trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
-    kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
-    if candidates and not kept:
-        raise DataError(
-            f"all {len(candidates):,} prompts of the candidates were used for training",
-            remedy="give other prompts, or use --all to measure on training prompts",
-        )
-    return kept, LeftOut(prompts=int(trained.sum()))
 
 
 def diversity(
@@ -160,12 +137,21 @@ def diversity(
         prompt: show prompts that contain this text, or the prompt with this number.
         all_prompts: do not leave out prompts that the ensemble was trained on.
         progress: called while texts are encoded.
+
+    Raises:
+        DataError: every prompt of the candidates was used for training.
     """
     loaded, held_out, left_out = as_ensemble(ensemble), None, LeftOut()
     if not isinstance(ensemble, RewardEnsemble) and (candidates is None or has_held_out(ensemble)):
         held_out = load_held_out(ensemble, loaded)
     if candidates is not None:
-        lists, left_out = without_trained_candidates(loaded, load_candidates(candidates), all_prompts=all_prompts)
+        lists = load_candidates(candidates)
+        if not all_prompts:
+            trained = are_trained([of_prompt.prompt for of_prompt in lists], loaded.trained_on)
+            if lists and trained.all():
+                problem = f"all {len(lists):,} prompts of the candidates were used for training"
+                raise DataError(problem, remedy="give other prompts, or use --all to measure on training prompts")
+            lists, left_out = list(itertools.compress(lists, ~trained)), LeftOut(prompts=int(trained.sum()))
         rewards = score_candidates(loaded, lists, progress)
     elif held_out is not None:
         lists, rewards = held_out_candidates(held_out)
@@ -175,8 +161,7 @@ def diversity(
         raise UsageError("give candidates, or the folder of an ensemble: it holds the held-out votes of the fit.")
     numbers = [int(prompt)] if prompt.isdecimal() else []
     shown = case_studies(loaded, lists, cases, containing="" if numbers else prompt, numbers=numbers, rewards=rewards)
-    measured = measure_diversity(loaded, rewards, held_out)
-    return replace(measured, cases=shown, left_out=left_out)
+    return replace(measure_diversity(loaded, rewards, held_out), cases=shown, left_out=left_out)
 
 
 def measure_diversity(
@@ -194,8 +179,11 @@ def measure_diversity(
         raise UsageError("diversity needs a prompt with at least two different responses, but no prompt has them.")
     if ranked[0].shape[1] != ensemble.k:
         raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
-    taus = kendall.mean_tau(ranked)
-    weights = ensemble.weights
+    taus, weights = kendall.mean_tau(ranked), ensemble.weights
+    used = weights > NEGLIGIBLE_WEIGHT
+    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in ranked]
+    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in ranked]
+    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in ranked]
 
     def member_pairs(pairs: list[tuple[int, int]]) -> list[MemberPair]:
         return [MemberPair((i, j), float(taus.tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
@@ -207,7 +195,7 @@ def measure_diversity(
         mean_off_diagonal_standard_error=taus.off_diagonal_standard_error,
         weighted_off_diagonal=kendall.weighted_off_diagonal(taus.tau, weights),
         weights=weights.tolist(),
-        tops=_tops(ranked, weights),
+        tops=Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular))),
         near_copies=member_pairs(kendall.near_copies(taus.tau)),
         near_opposites=member_pairs(kendall.near_opposites(taus.tau)),
         vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
@@ -216,14 +204,6 @@ def measure_diversity(
         candidates=sum(map(len, ranked)),
         skipped=len(rewards) - len(ranked),
     )
-
-
-def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
-    used = weights > NEGLIGIBLE_WEIGHT
-    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in rewards]
-    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
-    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
-    return Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular)))
 
 
 def case_studies(
@@ -267,14 +247,7 @@ def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: F
     members: dict[int, list[int]] = {}
     for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
         members.setdefault(int(rewards[:, j].argmax()), []).append(j)
-    choices = [
-        FirstChoice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()
-    ]
+    choices = [FirstChoice(candidates.responses[top], own, float(weights[own].sum())) for top, own in members.items()]
+    choices.sort(key=lambda choice: -choice.weight)
     tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
-    return CaseStudy(
-        number=position + 1,
-        prompt=candidates.prompt_text,
-        candidates=len(candidates.responses),
-        tau=tau,
-        choices=sorted(choices, key=lambda choice: -choice.weight),
-    )
+    return CaseStudy(position + 1, candidates.prompt_text, len(candidates.responses), tau, choices)

@@ -7,7 +7,7 @@ disagreement a prediction keeps (``majority_shares``) and the policy level at se
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
 from typing import Any, Self
@@ -17,25 +17,14 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import show_options, with_changes
+from pluralign.core.options import option, show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import Headline, headline
 from pluralign.ensemble.record import Compared, Evaluation, pairs_to_measure
 from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
-from pluralign.measuring.groups import (
-    DEFAULT_GROUPINGS,
-    SIMULATIONS,
-    AdversarialGroup,
-    Group,
-    WorstGroup,
-    adversarial_calibration,
-    as_numbers,
-    check_grouping,
-    measure_groups,
-    simulated_shares,
-)
+from pluralign.measuring import groups as by_group
 from pluralign.measuring.individuals import Representation, represent
 from pluralign.measuring.personas import Personas
 from pluralign.measuring.predictors import Source, find_predictor, load_predictor
@@ -49,6 +38,22 @@ from pluralign.theory.calibration import by_stratum, sigmoid
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
 from pluralign.votes.raters import RaterVotes
+
+# --- The options of an evaluation.
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How to evaluate a predictor."""
+
+    groups: Sequence[str] = option(by_group.DEFAULT_GROUPINGS, "Groupings of pairs: length, topic, strata or columns.")
+    betas: Sequence[float] = option((), "Further strengths of regularisation for the policy level.")
+    reference: str | None = option(None, "Reference policy: data (columns logprob_a, logprob_b), or a causal model.")
+    features: str | None = option(None, "Folder of pluralign encode with the (frozen) features of these votes.")
+    all_prompts: bool = option(False, "Measure on training prompts too. The figures are then too good.")
+    limit: int | None = option(None, "Measure on a random sample of at most this many pairs, prompt by prompt.")
+    seed: int = option(0, "Of topics, groups, simulated votes, folds, the sample and raters' choices.")
+
 
 # --- How much disagreement a prediction keeps: the share of the majority's side, observed and predicted.
 
@@ -85,16 +90,14 @@ def majority_shares(
         (0.6, 0.5, 1.0)
     """
     random = random_stream(seed, SIMULATED_MAJORITIES)
-    times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
-    drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
-    were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
+    times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, by_group.SIMULATIONS))
+    drawn = np.concatenate([by_group.simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
+    expected = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
     predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
     people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
     certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
-    return {
-        name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
-        for name, (count, mean) in people.items()
-    }
+    found = {name: (predicted[name][1], expected[name][1], certain[name][1]) for name in people}
+    return {name: MajorityShare(*people[name], *others) for name, others in found.items()}
 
 
 def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
@@ -177,9 +180,9 @@ class FullEvaluation(Evaluation):
     """Share of the majority's side, observed and predicted, by how people split."""
     certain_though_contested: float
     """Share of contested pairs with more than .9 predicted for one side."""
-    groups: Mapping[str, list[Group]]
-    worst_group: WorstGroup | None
-    adversarial: list[AdversarialGroup]
+    groups: Mapping[str, list[by_group.Group]]
+    worst_group: by_group.WorstGroup | None
+    adversarial: list[by_group.AdversarialGroup]
     policy: PolicyLevel | None
     """None for files of probabilities."""
     representation: Representation | None = None
@@ -198,11 +201,7 @@ LOG_PROB_COLUMNS = ("logprob_a", "logprob_b")
 
 
 def policy_level(
-    subject: Predictor,
-    preferences: PreferenceSet,
-    betas: Sequence[float] = (),
-    reference: str | None = None,
-    progress: Progress | None = None,
+    subject: Predictor, preferences: PreferenceSet, options: EvaluateOptions, progress: Progress | None = None
 ) -> PolicyLevel | None:
     """Return the Brier score of the policy level for a grid of β, ending in β → 0.
 
@@ -214,8 +213,7 @@ def policy_level(
     Args:
         subject: the predictor; it needs rewards.
         preferences: the votes.
-        betas: further values of β.
-        reference: the reference policy, see ``reference_log_ratio``.
+        options: with further values of β, and the reference policy (see ``reference_log_ratio``).
         progress: called while the reference reads texts.
 
     Returns:
@@ -223,14 +221,13 @@ def policy_level(
 
     Reference: Appendix A.
     """
-    check_betas(betas)
     if subject.difference is None or subject.weights is None:
-        if reference or betas:
+        if options.reference or options.betas:
             raise UsageError(f"{subject.name} has probabilities, but the policy level needs rewards.")
         return None
     difference, weights = subject.difference, subject.weights
 
-    def share(beta: float, log_ratio: FloatArray | float = 0.0) -> FloatArray:
+    def share(beta: float, log_ratio: FloatArray | float) -> FloatArray:
         prediction = calibration.policy_prob(difference, weights, beta, log_ratio)
         return calibration.with_undecided(prediction, subject.undecided)
 
@@ -240,22 +237,15 @@ def policy_level(
         scores = [(calibration.brier(one, p), calibration.brier_corrected(one, p, n, ties)) for one in shares]
         return PolicyRow(beta, *itertools.chain(*scores))
 
-    ratio = None if reference is None else reference_log_ratio(reference, preferences, progress)
     own = [subject.temperature] if subject.temperature else []
-    grid, limit = sorted({*BETAS, *betas, *own}, reverse=True), [subject.readings["vote"]]
-    if ratio is None:
-        rows = [row(beta, share(beta)) for beta in grid]
-    else:
-        rows = [row(beta, share(beta), share(beta, ratio)) for beta in grid]
+    grid, limit = sorted({*BETAS, *options.betas, *own}, reverse=True), [subject.readings["vote"]]
+    ratios: list[FloatArray | float] = [0.0]
+    if options.reference is not None:
+        ratios.append(ratio := reference_log_ratio(options.reference, preferences, progress))
         votes = np.where(difference == 0, sigmoid(ratio)[:, None], (difference > 0).astype(float))
         limit.append(calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided))
-    return PolicyLevel(reference, [*rows, row(0.0, *limit)])
-
-
-def check_betas(betas: Sequence[float]) -> None:
-    """Raise UsageError for a β that is not a positive number."""
-    if bad := [beta for beta in betas if not (math.isfinite(beta) and beta > 0)]:
-        raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always reported.")
+    rows = [row(beta, *(share(beta, log_ratio) for log_ratio in ratios)) for beta in grid]
+    return PolicyLevel(options.reference, [*rows, row(0.0, *limit)])
 
 
 def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
@@ -266,7 +256,7 @@ def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Pr
         return np.asarray(log_prob[items.a] - log_prob[items.b])
     sides = []
     for name in LOG_PROB_COLUMNS:
-        values = as_numbers(preferences.columns[name]) if name in preferences.columns else None
+        values = by_group.as_numbers(preferences.columns[name]) if name in preferences.columns else None
         if values is None:
             remedy = f"give each row numbers in {' and '.join(LOG_PROB_COLUMNS)}, or name a model as --reference"
             raise DataError(f"it has no numeric column {name}", file=preferences.name, remedy=remedy)
@@ -276,33 +266,6 @@ def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Pr
             raise DataError(f"{name} of pair {pair + 1} is missing or not finite", file=preferences.name, remedy=remedy)
         sides.append(values)
     return np.asarray(sides[0] - sides[1])
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """How to evaluate a predictor."""
-
-    groups: Sequence[str] = field(
-        default=DEFAULT_GROUPINGS, metadata={"help": "Groupings of pairs: length, topic, strata or columns."}
-    )
-    betas: Sequence[float] = field(
-        default=(), metadata={"help": "Further strengths of regularisation for the policy level."}
-    )
-    reference: str | None = field(
-        default=None, metadata={"help": "Reference policy: data (columns logprob_a, logprob_b), or a causal model."}
-    )
-    features: str | None = field(
-        default=None, metadata={"help": "Folder of pluralign encode with the (frozen) features of these votes."}
-    )
-    all_prompts: bool = field(
-        default=False, metadata={"help": "Measure on training prompts too. The figures are then too good."}
-    )
-    limit: int | None = field(
-        default=None, metadata={"help": "Measure on a random sample of at most this many pairs, prompt by prompt."}
-    )
-    seed: int = field(
-        default=0, metadata={"help": "Of topics, groups, simulated votes, folds, the sample and raters' choices."}
-    )
 
 
 @show_options(EvaluateOptions)
@@ -337,62 +300,58 @@ def evaluate(
     if raters is not None and raters.preferences is not everything:
         raise UsageError("preferences must be raters.preferences: the same votes, counted per pair.")
     for grouping in options.groups:
-        check_grouping(grouping, everything)
-    check_betas(options.betas)
-    name, representation, seed = "ensemble", None, options.seed
-    if isinstance(subject, str | PathLike) and find_predictor(subject) == "ensemble":
-        name, subject = str(subject), RewardEnsemble.load(subject)
-    trained_on = [one.trained_on for source in (subject, *against) if (one := _ensemble(source)) is not None]
+        by_group.check_grouping(grouping, everything)
+    if bad := [beta for beta in options.betas if not (math.isfinite(beta) and beta > 0)]:
+        raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always reported.")
+    name, representation, seed = str(subject) if isinstance(subject, str | PathLike) else "ensemble", None, options.seed
+    ensembles = [_ensemble(source) for source in (subject, *against)]
+    ensemble, trained_on = ensembles[0], [one.trained_on for one in ensembles if one is not None]
     measured, left_out = pairs_to_measure(everything, trained_on, all_prompts=options.all_prompts)
     if options.limit is not None:
         measured = _sample_pairs(everything, measured, options.limit, seed)
     votes = everything[measured] if not measured.all() else everything
     load = partial(load_predictor, preferences=votes, measured=measured, seed=seed, progress=progress)
-    if isinstance(subject, RewardEnsemble):
-        inputs = _features(subject, everything if raters else votes, options.features, progress)
+    if ensemble is not None:
+        inputs = _features(ensemble, everything if raters else votes, options.features, progress)
         if raters is not None:
-            trained = None if options.all_prompts else subject.trained_on
-            representation = represent(subject, raters, inputs, trained, seed=seed, progress=progress)
+            trained = None if options.all_prompts else ensemble.trained_on
+            representation = represent(ensemble, raters, inputs, trained, seed=seed, progress=progress)
             inputs = inputs[rows_of_texts(votes, everything)]
-        own, baselines = read_ensemble(subject, votes, inputs, name)
+        own, baselines = read_ensemble(ensemble, votes, inputs, name)
     elif raters is not None:
         raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
     elif options.features:
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
         own, baselines = load(subject), {}
-    p, n, prediction = votes.prob_a, votes.n_votes, own.prob_hat
+    prediction = own.prob_hat
     others = []
     for other in map(load, against):
         worst = worst_disagreement(other.votes, other.weights, votes.prob_a)
-        readings = {
-            reading: compare(share, prediction, votes, other.k, worst) for reading, share in other.readings.items()
-        }
+        readings = {key: compare(share, prediction, votes, other.k, worst) for key, share in other.readings.items()}
         others.append(OtherPredictor.of(other, level=other.level, readings=readings))
     figures = replace(measure(own, baselines, votes), left_out=left_out)
-    majority = majority_shares(prediction, p, n, seed=seed)
-    groups, worst_group = measure_groups(prediction, votes, options.groups, seed=seed)
+    majority = majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed)
+    groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
     return FullEvaluation(
         **vars(figures),
         subject=PredictorInfo.of(own),
-        headline=headline(figures, subject.record if isinstance(subject, RewardEnsemble) else None, name),
+        headline=headline(figures, ensemble.record if ensemble is not None else None, name),
         against=others,
         majority=majority,
         certain_though_contested=certain_though_contested(majority),
         groups=groups,
         worst_group=worst_group,
-        adversarial=adversarial_calibration(prediction, p, n, votes.prompt_index, seed=seed),
-        policy=policy_level(own, votes, options.betas, options.reference, progress),
+        adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),
+        policy=policy_level(own, votes, options, progress),
         representation=representation,
     )
 
 
 def _ensemble(source: Source) -> RewardEnsemble | None:
     """Return the ensemble that a source names, or None if it is another predictor."""
-    if isinstance(source, RewardEnsemble):
-        return source
-    if isinstance(source, Personas):
-        return None
+    if isinstance(source, RewardEnsemble | Personas):
+        return source if isinstance(source, RewardEnsemble) else None
     return RewardEnsemble.load(source) if find_predictor(source) == "ensemble" else None
 
 

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,15 +17,9 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
+from pluralign.core import random_streams as streams
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.core.random_streams import (
-    CLUSTER_RESTARTS,
-    CLUSTER_START,
-    PROMPT_SUBSETS,
-    SIMULATED_VOTES,
-    random_stream,
-)
 from pluralign.measuring.leans import WORDS
 from pluralign.theory import calibration
 from pluralign.theory.calibration import expected_calibration_error, strata
@@ -74,14 +69,15 @@ def group_labels(grouping: str, preferences: PreferenceSet, *, seed: int = 0) ->
         seed: of the clusters of topics.
     """
     if grouping == "length":
-        return _length_labels(preferences)
+        a, b = (np.maximum(side, 1.0) for side in pair_lengths(preferences))
+        bins = np.searchsorted(LENGTH_RATIOS, np.maximum(a, b) / np.minimum(a, b), side="right")
+        names = [f"{first:g} to {last} × as long" for first, last in itertools.pairwise((1, *LENGTH_RATIOS))]
+        return np.array([*names, f"over {LENGTH_RATIOS[-1]} × as long"], dtype=object)[bins]
     if grouping == "topic":
         return topics(preferences.prompts.tolist(), seed=seed)[preferences.prompt_index]
     if grouping == "strata":
-        labels = np.empty(len(preferences), dtype=object)
-        for name, mask in strata(preferences.prob_a).items():
-            labels[mask] = name
-        return labels
+        masks = strata(preferences.prob_a)
+        return np.select([*masks.values()], [*masks], "").astype(object)
     check_grouping(grouping, preferences)
     return column_labels(preferences.columns[grouping])
 
@@ -90,14 +86,6 @@ def pair_lengths(preferences: PreferenceSet) -> tuple[FloatArray, FloatArray]:
     """Return the lengths in characters of both responses of each pair, each ``(n_pairs,)``."""
     lengths = np.array([len(text) for text in preferences.responses], dtype=np.float64)
     return lengths[preferences.a_index], lengths[preferences.b_index]
-
-
-def _length_labels(preferences: PreferenceSet) -> Labels:
-    a, b = (np.maximum(side, 1.0) for side in pair_lengths(preferences))
-    bins = np.searchsorted(LENGTH_RATIOS, np.maximum(a, b) / np.minimum(a, b), side="right")
-    low = ("1", *map(str, LENGTH_RATIOS))
-    names = [f"{first} to {last} × as long" for first, last in itertools.pairwise(low)]
-    return np.array([*names, f"over {low[-1]} × as long"], dtype=object)[bins]
 
 
 def column_labels(values: npt.NDArray[Any]) -> Labels:
@@ -156,8 +144,7 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
     for one in np.unique(cluster):
         inside = cluster == one
         apart = np.asarray(present[inside].mean(axis=0)).ravel() - everywhere
-        named = [vocabulary[column] for column in np.argsort(-apart, kind="stable")[:TOPIC_WORDS]]
-        labels[inside] = ", ".join(named)
+        labels[inside] = ", ".join(vocabulary[column] for column in np.argsort(-apart, kind="stable")[:TOPIC_WORDS])
     return labels
 
 
@@ -174,21 +161,16 @@ def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
     frequency = np.asarray(present.mean(axis=0)).ravel()
     weighted = present * -np.log(frequency)[None, :]
     dimensions = min(TOPIC_DIMENSIONS, min(present.shape) - 1)
-    start = random_stream(seed, CLUSTER_START).standard_normal(min(present.shape))
+    start = streams.random_stream(seed, streams.CLUSTER_START).standard_normal(min(present.shape))
     left, scale, _ = sparse.linalg.svds(sparse.csr_array(weighted), k=dimensions, v0=start)
     points = left * scale
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    best, least = np.zeros(len(points), dtype=np.int32), np.inf
-    for restart in range(RESTARTS):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty cluster: one topic fewer
-            centres, labels = kmeans2(
-                points, k, iter=30, minit="++", seed=random_stream(seed, CLUSTER_RESTARTS, restart)
-            )
-        distance = float(((points - centres[labels]) ** 2).sum())
-        if distance < least:
-            best, least = labels, distance
-    return best
+    starts = [streams.random_stream(seed, streams.CLUSTER_RESTARTS, restart) for restart in range(RESTARTS)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty cluster: one topic fewer
+        found = [kmeans2(points, k, iter=30, minit="++", seed=random) for random in starts]
+    _, labels = min(found, key=lambda run: float(((points - run[0][run[1]]) ** 2).sum()))
+    return np.asarray(labels)
 
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -240,6 +222,7 @@ def measure_groups(
     0, the mean over its two orders.
     """
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    interval_of = partial(clustered_interval, seed=seed, min_clusters=ENOUGH_CLUSTERS)
     error = calibration.squared_error(prob_hat, p)
     corrected = error - calibration.sampling_noise(p, n, ties)
     found: dict[str, list[Group]] = {}
@@ -258,10 +241,8 @@ def measure_groups(
                 prompts=len(np.unique(prompt)),
                 brier=float(error[rows].mean()),
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
-                interval=clustered_interval(values, prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS),
-                residual=clustered_interval(
-                    side[rows] * (prob_hat - p)[rows], prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS
-                ),
+                interval=interval_of(values, prompt),
+                residual=interval_of((side * (prob_hat - p))[rows], prompt),
                 calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
@@ -303,15 +284,7 @@ def simulated_shares(prob_hat: FloatArray, n_votes: npt.NDArray[np.int64], rando
     return random.binomial(n_votes, prob_hat) / n_votes
 
 
-def adversarial_calibration(
-    prob_hat: FloatArray,
-    prob_a: FloatArray,
-    n_votes: npt.NDArray[np.int64],
-    prompt_index: npt.NDArray[np.integer[Any]],
-    *,
-    fractions: Sequence[float] = FRACTIONS,
-    seed: int = 0,
-) -> list[AdversarialGroup]:
+def adversarial_calibration(prob_hat: FloatArray, preferences: PreferenceSet, seed: int = 0) -> list[AdversarialGroup]:
     """Return the worst calibration error over random groups of prompts, for groups of several sizes.
 
     With pairs turned so that p̂ ≥ ½ and binned by p̂ (ten bins of equal mass), a group S of prompts has the error
@@ -325,38 +298,33 @@ def adversarial_calibration(
 
     Args:
         prob_hat: predicted shares, ``(n_pairs,)``.
-        prob_a: observed shares, ``(n_pairs,)``.
-        n_votes: votes of each pair, ``(n_pairs,)``.
-        prompt_index: prompt of each pair, ``(n_pairs,)``.
-        fractions: sizes of groups as shares of the prompts.
+        preferences: the votes.
         seed: of groups and drawings.
 
     Example:
-        >>> found = adversarial_calibration(np.full(8, .75), np.ones(8), np.full(8, 4), np.arange(8), fractions=[1.0])
-        >>> found[0].worst
+        >>> votes = PreferenceSet.from_columns(list("abcdefgh"), ["Yes."] * 8, ["No."] * 8, [4] * 8, [0] * 8)
+        >>> adversarial_calibration(np.full(8, 0.75), votes)[-1].worst
         0.25
 
     Reference: Zhao, Ma and Ermon, "Individual Calibration with Randomized Forecasting" (ICML 2020), the definition of
     adversarial group calibration.
     """
     side = np.sign(prob_hat - 0.5)
-    _, prompt = np.unique(prompt_index, return_inverse=True)
+    _, prompt = np.unique(preferences.prompt_index, return_inverse=True)
     n_prompts, n_pairs = int(prompt.max()) + 1, len(prob_hat)
     leaning, equal = np.unique(np.round(np.maximum(prob_hat, 1 - prob_hat), 9), return_inverse=True)
     mass = np.bincount(equal, minlength=len(leaning))
     bins = np.minimum(((np.cumsum(mass) - mass / 2) / n_pairs * BINS).astype(int), BINS - 1)[equal]
     sizes = np.bincount(prompt, minlength=n_prompts).astype(np.float64)
-    random = random_stream(seed, SIMULATED_VOTES)
-    observed = itertools.chain([prob_a], (simulated_shares(prob_hat, n_votes, random) for _ in range(SIMULATIONS)))
-    errors = np.hstack(
-        [
-            np.bincount(prompt * BINS + bins, side * (prob_hat - share), n_prompts * BINS).reshape(n_prompts, BINS)
-            for share in observed
-        ]
-    )
+    random = streams.random_stream(seed, streams.SIMULATED_VOTES)
+    drawn_votes = [simulated_shares(prob_hat, preferences.n_votes, random) for _ in range(SIMULATIONS)]
+    shares = [preferences.prob_a, *drawn_votes]
+    sums = [np.bincount(prompt * BINS + bins, side * (prob_hat - share), n_prompts * BINS) for share in shares]
+    errors = np.hstack([one.reshape(n_prompts, BINS) for one in sums])
     found = []
-    random = random_stream(seed, PROMPT_SUBSETS)  # a separate stream, so that both orders of pairs get the same groups
-    for fraction in fractions:
+    # A separate stream, so that both orders of pairs get the same groups.
+    random = streams.random_stream(seed, streams.PROMPT_SUBSETS)
+    for fraction in FRACTIONS:
         chosen = max(1, round(fraction * n_prompts))
         worst = np.zeros(1 + SIMULATIONS)
         for _ in range(1 if chosen == n_prompts else SUBSETS // SUBSETS_AT_ONCE):

@@ -6,8 +6,8 @@ more reward, at distance ½ from every ensemble. The rule is in ``theory.guarant
 """
 
 import math
-import os
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +80,20 @@ class Pruning:
         after = {"k": self.ensemble.k, "weights": self.ensemble.weights, "undecided": self.ensemble.undecided}
         return dict(to_json(own | after))
 
-    def save(
-        self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "", *, overwrite: bool = False
-    ) -> None:
+    def save(self, folder: str | PathLike[str], source: str | PathLike[str] = "", *, overwrite: bool = False) -> None:
         """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original.
 
         Replace another ensemble in the folder only with ``overwrite``.
         """
         refuse_to_replace(folder, source, overwrite=overwrite)
         record = self.ensemble.record
-        if record.pruned is not None:
-            record = replace(record, pruned=replace(record.pruned, source=str(source)))
-        ensemble = replace(self.ensemble, record=record)
+        pruned = record.pruned and replace(record.pruned, source=str(source))
+        ensemble = replace(self.ensemble, record=replace(record, pruned=pruned))
         ensemble.save(folder, held_out_files(ensemble, self.held_out))
 
 
 def prune(
-    ensemble: RewardEnsemble | str | os.PathLike[str],
+    ensemble: RewardEnsemble | str | PathLike[str],
     votes: HeldOutVotes | VotesLike | None = None,
     beta: float = BETA,
     *,
@@ -127,17 +124,14 @@ def prune(
     pruning = plan_pruning(original, held_out, beta, only_far=only_far)
     people, pruned, record = held_out.preferences, pruning.ensemble, original.record
     evaluation = evaluate_features(pruned, people, original.features(texts_of(people), progress))
-    test = evaluation.test
-    size = HistoryRow(
-        pruned.k, math.nan, test.brier, test.brier_corrected, pruned.weights.tolist(), pruned.undecided
-    )  # fmt: skip
-    data = record.data and replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts))
+    test, weights = evaluation.test, pruned.weights.tolist()
     removal = (pruning.removed, pruning.removed_weight, pruning.epsilon, pruning.bound)
     record = replace(
         record,
         k=pruned.k,
-        data=data,
-        history=[size],  # the sizes of the original ensemble are not sizes of this one
+        data=record.data and replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts)),
+        # The sizes of the original ensemble are not sizes of this one.
+        history=[HistoryRow(pruned.k, math.nan, test.brier, test.brier_corrected, weights, pruned.undecided)],
         bound=None,
         evaluation=evaluation,
         pruned=PruneRecord(original.k, beta, only_far, *removal),
@@ -145,9 +139,7 @@ def prune(
     return replace(pruning, ensemble=replace(pruned, record=record))
 
 
-def refuse_to_replace(
-    folder: str | os.PathLike[str], source: str | os.PathLike[str], *, overwrite: bool = False
-) -> None:
+def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], *, overwrite: bool = False) -> None:
     """Raise UsageError if a pruned ensemble would replace the original, or an ensemble that is no pruning of it."""
     if str(source) and Path(folder).resolve() == Path(source).resolve():
         raise UsageError(f"{folder} holds the original ensemble: name another folder for the pruned one.")

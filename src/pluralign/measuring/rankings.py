@@ -20,17 +20,8 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
+from pluralign.theory import rankings as theory
 from pluralign.theory.calibration import brier
-from pluralign.theory.rankings import (
-    MAX_ALTERNATIVES,
-    Decomposition,
-    Ranking,
-    ViolatedInequality,
-    decompose,
-    sample_rankings,
-    sampling_error,
-    tournament_of,
-)
 
 EMPTY_MARKS = {"-", "–", "—", "nan", "na", "n/a"}
 LAYOUT = "write {alternatives: [names], pairs: [[i, j, votes_i, votes_j]]} or a CSV matrix of shares"
@@ -51,7 +42,7 @@ class RankingSample:
     """Rankings of equal weight drawn from an ensemble (Theorem 2)."""
 
     k: int
-    rankings: Sequence[Ranking]
+    rankings: Sequence[theory.Ranking]
     error: float
     """Calibration error of the sample to the ensemble, over the known pairs."""
     expected_error: float
@@ -60,7 +51,7 @@ class RankingSample:
 
 
 @dataclass(frozen=True, eq=False)
-class RankingResult(Decomposition):
+class RankingResult(theory.Decomposition):
     """The mixture of rankings nearest to a tournament, with the names of the alternatives."""
 
     alternatives: Sequence[str]
@@ -88,27 +79,25 @@ def load_tournament(source: str | os.PathLike[str]) -> Tournament:
         array([[ nan, 0.75],
                [0.25,  nan]])
     """
-    if str(source) == "-":
-        name, data = "standard input", sys.stdin.buffer.read()
-    else:
-        name = str(source)
-        if not Path(source).is_file():
-            raise DataError("there is no such file", file=name, remedy="check the path")
-        data = Path(source).read_bytes()
+    piped = str(source) == "-"
+    name = "standard input" if piped else str(source)
+    if not piped and not Path(source).is_file():
+        raise DataError("there is no such file", file=name, remedy="check the path")
+    data = sys.stdin.buffer.read() if piped else Path(source).read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError("the file is not UTF-8 text", file=name, remedy=LAYOUT) from None
     if not text.strip():
         raise DataError("the file is empty", file=name, remedy=LAYOUT)
-    return _from_json(text, name) if text.lstrip()[0] in "{[" else _from_csv(text, name)
+    alternatives, shares = _from_json(text, name) if text.lstrip()[0] in "{[" else _from_csv(text, name)
+    if np.isnan(shares).all():
+        raise DataError("no two alternatives are compared", file=name, remedy="give at least one pair")
+    return Tournament(alternatives, shares, name)
 
 
 def rankings(
-    source: Tournament | str | os.PathLike[str],
-    k: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    source: Tournament | str | os.PathLike[str], k: int | None = None, seed: int = 0, progress: Progress | None = None
 ) -> RankingResult:
     """Find the mixture of rankings nearest to a tournament, and decide whether it gives the shares exactly.
 
@@ -124,38 +113,31 @@ def rankings(
         (True, ((0, 1), (1, 0)), [0.75, 0.25])
     """
     tournament = source if isinstance(source, Tournament) else load_tournament(source)
-    found = decompose(tournament.shares, seed=seed, progress=progress)
+    found = theory.decompose(tournament.shares, seed=seed, progress=progress)
     known, sample = np.triu(~np.isnan(tournament.shares), 1), None
     if k is not None:
-        drawn = sample_rankings(found.rankings, found.weights, k, seed)
-        error = brier(tournament_of(drawn, np.full(k, 1 / k))[known], found.nearest[known])
-        expected = sampling_error(np.where(known | known.T, found.nearest, np.nan), k)
+        drawn = theory.sample_rankings(found.rankings, found.weights, k, seed)
+        error = brier(theory.tournament_of(drawn, np.full(k, 1 / k))[known], found.nearest[known])
+        expected = theory.sampling_error(np.where(known | known.T, found.nearest, np.nan), k)
         sample = RankingSample(k, drawn, error, expected, bound=1 / (4 * k))
-    pairs = int(known.sum())
-    proof = in_words(found.certificate, tournament.alternatives) if found.certificate else ""
+    pairs, names = int(known.sum()), tournament.alternatives
+    proof = in_words(found.certificate, names) if found.certificate else ""
     return RankingResult(
-        **vars(found),
-        alternatives=tournament.alternatives,
-        pairs=pairs,
-        size_at_most=pairs + 1,
-        in_words=proof,
-        sample=sample,
+        **vars(found), alternatives=names, pairs=pairs, size_at_most=pairs + 1, in_words=proof, sample=sample
     )
 
 
-def in_words(certificate: ViolatedInequality, names: Sequence[str]) -> str:
+def in_words(certificate: theory.ViolatedInequality, names: Sequence[str]) -> str:
     """Return a sentence that explains why a tournament is not realizable.
 
     Example:
-        >>> print(in_words(ViolatedInequality(((0, 1), (1, 2), (2, 0)), (1.0, 1.0, 1.0), 2.0, 2.5, "cycle"), "ABC"))
+        >>> found = theory.ViolatedInequality(((0, 1), (1, 2), (2, 0)), (1.0, 1.0, 1.0), 2.0, 2.5, "cycle")
+        >>> print(in_words(found, "ABC"))
         No ranking satisfies all of “A over B”, “B over C” and “C over A”, so their shares sum to at most 2; here 2.5.
     """
-    count = len(certificate.pairs)
-    terms = [
-        ("" if coefficient == 1 else f"{coefficient:.6g} × ") + f"“{names[i]} over {names[j]}”"
-        for (i, j), coefficient in zip(certificate.pairs, certificate.coefficients, strict=True)
-    ]
-    listed = f"{', '.join(terms[:-1])} and {terms[-1]}"
+    times = ["" if coefficient == 1 else f"{coefficient:.6g} × " for coefficient in certificate.coefficients]
+    terms = [f"{factor}“{names[i]} over {names[j]}”" for factor, (i, j) in zip(times, certificate.pairs, strict=True)]
+    count, listed = len(terms), f"{', '.join(terms[:-1])} and {terms[-1]}"
     limit = f"sum to at most {certificate.bound:.10g}; here {certificate.value:.10g}."
     if certificate.kind == "cycle":
         return f"No ranking satisfies all of {listed}, so their shares {limit}"
@@ -164,15 +146,14 @@ def in_words(certificate: ViolatedInequality, names: Sequence[str]) -> str:
     return f"For every ranking the shares {listed} {limit}"
 
 
-def _from_json(text: str, name: str) -> Tournament:
+def _from_json(text: str, name: str) -> tuple[tuple[str, ...], FloatArray]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"the file is not valid JSON{reason}", file=name, remedy=LAYOUT) from None
-    if not isinstance(content, dict) or not all(
-        isinstance(content.get(key), list) for key in ("alternatives", "pairs")
-    ):
+    lists = ("alternatives", "pairs")
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in lists):
         raise DataError("it must be a JSON object with the lists alternatives and pairs", file=name, remedy=LAYOUT)
     alternatives = _checked_names(content["alternatives"], name)
     shares = np.full((len(alternatives), len(alternatives)), np.nan)
@@ -185,14 +166,12 @@ def _from_json(text: str, name: str) -> Tournament:
             problem, _, remedy = str(error).partition("; ")
             raise DataError(f"entry {number} of pairs: {problem}", file=name, remedy=remedy) from None
         shares[i, j], shares[j, i] = share, 1.0 - share
-    return _checked_tournament(alternatives, shares, name)
+    return alternatives, shares
 
 
 def _read_pair(entry: Any, m: int) -> tuple[int, int, float]:
-    if not isinstance(entry, list) or len(entry) != 4:
+    if not isinstance(entry, list) or len(entry) != 4 or any(type(part) not in (int, float) for part in entry):
         raise ValueError("it must be a list of four numbers; write [i, j, votes_i, votes_j]")
-    if any(isinstance(part, bool) or not isinstance(part, int | float) for part in entry):
-        raise ValueError("it has a value that is not a number; write [i, j, votes_i, votes_j]")
     i, j, votes_i, votes_j = entry
     for index in (i, j):
         if not isinstance(index, int) or not 0 <= index < m:
@@ -201,15 +180,13 @@ def _read_pair(entry: Any, m: int) -> tuple[int, int, float]:
         raise ValueError(f"alternative {i} is compared with itself; remove the entry")
     for votes in (votes_i, votes_j):
         if not 0 <= votes < 2**53:
-            raise ValueError(
-                f"{_short(votes)} is not a number of votes; give the number of votes on each side, 0 or more"
-            )
+            raise ValueError(f"{_short(votes)} is not a number of votes; give the votes on each side, 0 or more")
     if not votes_i + votes_j > 0:
         raise ValueError("it has no votes; remove the entry")
     return i, j, votes_i / (votes_i + votes_j)
 
 
-def _from_csv(text: str, name: str) -> Tournament:
+def _from_csv(text: str, name: str) -> tuple[tuple[str, ...], FloatArray]:
     try:
         rows = [[_cell_text(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""), strict=True)]
     except csv.Error:
@@ -242,12 +219,10 @@ def _from_csv(text: str, name: str) -> Tournament:
             if i != j and cell:
                 shares[i, j] = _read_share(cell, alternatives[j], name, i + 1)
     for i, j in np.argwhere(np.abs(shares + shares.T - 1.0) > 1e-6):
-        problem = (
-            f"the shares {shares[i, j]:g} of {_short(alternatives[i])} over {_short(alternatives[j])} "
-            f"and {shares[j, i]:g} of the opposite do not sum to 1"
-        )
+        pair = f"{_short(alternatives[i])} over {_short(alternatives[j])}"
+        problem = f"the shares {shares[i, j]:g} of {pair} and {shares[j, i]:g} of the opposite do not sum to 1"
         raise DataError(problem, file=name, row=int(i) + 1, remedy="correct them, or leave one of the two cells empty")
-    return _checked_tournament(alternatives, np.where(np.isnan(shares), 1.0 - shares.T, shares), name)
+    return alternatives, np.where(np.isnan(shares), 1.0 - shares.T, shares)
 
 
 def _cell_text(cell: str) -> str:
@@ -272,11 +247,9 @@ def _read_share(cell: str, column: str, name: str, row: int) -> float:
 
 
 def _checked_names(names: list[Any], file: str) -> tuple[str, ...]:
-    if not 2 <= len(names) <= MAX_ALTERNATIVES:
-        remedy = "add alternatives" if len(names) < 2 else "remove alternatives"
-        raise DataError(
-            f"the number of alternatives must be 2 to {MAX_ALTERNATIVES}, not {len(names)}", file=file, remedy=remedy
-        )
+    if not 2 <= len(names) <= theory.MAX_ALTERNATIVES:
+        problem = f"the number of alternatives must be 2 to {theory.MAX_ALTERNATIVES}, not {len(names)}"
+        raise DataError(problem, file=file, remedy="add alternatives" if len(names) < 2 else "remove alternatives")
     if any(isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip() for name in names):
         raise DataError("an alternative has no name", file=file, remedy="give each alternative a name")
     words = tuple(str(name) for name in names)
@@ -286,12 +259,6 @@ def _checked_names(names: list[Any], file: str) -> tuple[str, ...]:
         if words.count(name) > 1:
             raise DataError(f"two alternatives are named {_short(name)}", file=file, remedy="give them different names")
     return words
-
-
-def _checked_tournament(alternatives: tuple[str, ...], shares: FloatArray, name: str) -> Tournament:
-    if np.isnan(shares).all():
-        raise DataError("no two alternatives are compared", file=name, remedy="give at least one pair")
-    return Tournament(alternatives, shares, name)
 
 
 def _short(value: Any) -> str:

@@ -13,16 +13,9 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.measuring import diversity as spread
 from pluralign.measuring.cards import Descriptions, Profile, member_profiles, unnamed_reason, with_descriptions
 from pluralign.measuring.certificate import Certificate, certify
-from pluralign.measuring.diversity import (
-    CaseStudy,
-    Diversity,
-    case_studies,
-    held_out_candidates,
-    measure_diversity,
-    score_candidates,
-)
 from pluralign.measuring.evaluate import MajorityShare, majority_shares
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import Representation
@@ -43,12 +36,12 @@ class ReportData:
     """Majority shares, observed and predicted, by how people split."""
     groups: Mapping[str, Sequence[Group]]
     worst_group: WorstGroup | None
-    diversity: Diversity | None
+    diversity: spread.Diversity | None
     """None if no prompt has enough responses to rank."""
     best_of_n: BestOfN | None
     profiles: list[Profile]
     certificate: Certificate
-    cases: list[CaseStudy]
+    cases: list[spread.CaseStudy]
     representation: Representation | None = None
     """How well individual raters are represented, if it was measured."""
 
@@ -116,22 +109,21 @@ def collect_report_data(
     if evaluation is not None:
         record = replace(record, evaluation=evaluation, cross_validation=None)
     if (candidates := options.candidates) is None:
-        candidates, rewards = held_out_candidates(held_out)
+        candidates, rewards = spread.held_out_candidates(held_out)
     else:
-        rewards = score_candidates(ensemble, candidates, progress)
+        rewards = spread.score_candidates(ensemble, candidates, progress)
     people, share = held_out.preferences, held_out.prob_hat(ensemble)
     groups, worst = measure_groups(share, people, options.groupings, seed=options.seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
-    cases: list[CaseStudy] = []
-    if ranked:
-        cases = case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=options.containing)
+    containing = options.containing if ranked else ""
+    cases = spread.case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=containing)
     return ReportData(
         record=record,
         votes=inspect(people),
         majorities=majority_shares(share, people.prob_a, people.n_votes, seed=options.seed),
         groups=groups,
         worst_group=worst,
-        diversity=measure_diversity(ensemble, rewards, held_out) if ranked else None,
+        diversity=spread.measure_diversity(ensemble, rewards, held_out) if ranked else None,
         best_of_n=best_of_n(rewards),
         profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
         certificate=certify(ensemble, held_out),

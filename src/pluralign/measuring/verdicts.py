@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from pluralign.ensemble.headline import WORDS, Standing, standing
-from pluralign.ensemble.record import BASELINE_NAMES, Compared, Evaluation, Scores, VoicesEvidence
+from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, Scores, VoicesEvidence
 from pluralign.measuring.evaluate import FullEvaluation
-from pluralign.measuring.individuals import MIN_RATERS, Representation, RepresentationRow
+from pluralign.measuring.individuals import MIN_RATERS, Representation
 from pluralign.theory.intervals import Interval
 
 READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
@@ -41,28 +41,21 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
     """
     full = evaluation if isinstance(evaluation, FullEvaluation) else None
     kind = full.subject.kind if full else "ensemble"
-    name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
+    name = "ensemble" if full is None or kind == "ensemble" else full.subject.name
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
-    rows = [
-        Prediction(
-            **own.scores,
-            name=_row_name(kind, name, level),
-            k=k,
-            worst=worst,
-            interval=None if math.isnan(own.interval.low) else own.interval,
-            difference=None,
-            judged=level == evaluation.level,
+    rows = []
+    for level, own in evaluation.levels.items():
+        label, judged = _row_name(kind, name, level), level == evaluation.level
+        interval = None if math.isnan(own.interval.low) else own.interval
+        rows.append(
+            Prediction(**own.scores, name=label, k=k, worst=worst, interval=interval, difference=None, judged=judged)
         )
-        for level, own in evaluation.levels.items()
-    ]
-    others: list[tuple[str, Compared]] = [
-        (BASELINE_NAMES.get(key, key), other)
-        for key, other in evaluation.baselines.items()
-        if key != "floor" or floor_is_compared(evaluation)
-    ]
+    baselines = dict(evaluation.baselines)
+    if not floor_is_compared(evaluation):
+        baselines.pop("floor", None)
+    others = [(BASELINE_NAMES.get(key, key), other) for key, other in baselines.items()]
     for one in full.against if full else []:
-        label = PurePath(one.name).name
-        others += [(_row_name(one.kind, label, reading), other) for reading, other in one.readings.items()]
+        others += [(_row_name(one.kind, one.name, reading), other) for reading, other in one.readings.items()]
     for label, other in others:
         gap = None if math.isnan(other.difference.low) else other.difference
         worst = other.worst_disagreement
@@ -79,7 +72,8 @@ def floor_is_compared(evaluation: Evaluation) -> bool:
 
 
 def _row_name(kind: str, name: str, reading: str) -> str:
-    return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+    shown = "σ(Δr)" if reading == "policy" and kind != "ensemble" else READING_NAMES[reading]
+    return f"{PurePath(name).name}: {shown}"
 
 
 def undecided_sentence(undecided: float) -> str:
@@ -172,22 +166,14 @@ def _from_to(gap: Interval) -> str:
 _GAIN = {"ahead": "improve", "level": "do not significantly change", "behind": "worsen"}
 
 
-def main_row(found: Representation) -> RepresentationRow | None:
-    """Return the row that the verdicts are about: the most choices, with enough raters for an interval.
-
-    The row that uses all choices counts only if there is no other.
-    """
-    rows = [row for row in found.rows if row.raters >= MIN_RATERS and row.choices != 0]
-    fixed = [row for row in rows if row.choices is not None]
-    return fixed[-1] if fixed else rows[-1] if rows else None
-
-
 def representation_verdicts(found: Representation) -> Iterator[Verdict]:
     """Yield whether a person's own choices improve the predictions, and how they compare with one soft BT reward.
 
-    Log loss decides, because it also measures how certain a prediction is.
+    The row with the most choices counts, if it has enough raters; that of all choices only if there is no other. Log
+    loss decides, because it also measures how certain a prediction is.
     """
-    row = main_row(found)
+    rows = [row for row in found.rows if row.raters >= MIN_RATERS and row.choices != 0]
+    row = next((row for row in reversed(rows) if row.choices is not None), rows[-1] if rows else None)
     if row is None or math.isnan(row.log_loss_gain.low):
         yield Verdict("level", f"Fewer than {MIN_RATERS} raters have enough votes, so no interval is given.")
         return
