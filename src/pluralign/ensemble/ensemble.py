@@ -230,12 +230,8 @@ class RewardEnsemble:
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
         """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged)."""
-        return replace(
-            self,
-            members=self.members.take(indices),
-            weights=np.asarray(weights, dtype=np.float64),
-            undecided=self.undecided if undecided is None else undecided,
-        )
+        alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
+        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share)
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""
@@ -353,17 +349,9 @@ class RewardEnsemble:
             features = kind_of.from_json(described, folder)
         with readable(path, "its choice model cannot be read"):
             choice_model = from_json(ChoiceModel, description["choice_model"])
-        ensemble = cls(
-            members=members,
-            weights=np.array(description["weights"], dtype=np.float64),
-            features=features,
-            temperature=float(description["temperature"]),
-            undecided=float(description["undecided"]),
-            record=read_record(folder, description),
-            baselines=baselines,
-            trained_on=trained_on,
-            choice_model=choice_model,
-        )
+        weights, record = np.array(description["weights"], dtype=np.float64), read_record(folder, description)
+        beta, undecided = float(description["temperature"]), float(description["undecided"])
+        ensemble = cls(members, weights, features, beta, undecided, record, baselines, trained_on, choice_model)
         if problem := ensemble._problem():
             raise DataError(problem, file=str(file), remedy=REMEDY)
         return ensemble

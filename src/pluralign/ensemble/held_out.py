@@ -74,11 +74,7 @@ class HeldOutVotes:
 
 
 def score_held_out(
-    ensemble: RewardEnsemble,
-    preferences: PreferenceSet,
-    progress: Progress | None = None,
-    *,
-    all_prompts: bool = False,
+    ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None, *, all_prompts: bool = False
 ) -> HeldOutVotes:
     """Score the texts of votes with an ensemble, without the prompts it was trained on.
 

@@ -148,25 +148,14 @@ def study_camps(
     for camp, own in zip(present.tolist(), camp_votes.T, strict=True):
         closest = int(np.argmax(vote_agreement(votes[~test_rows], own[~test_rows, None])))
         sign, single, of_camp = 2 * own[test_rows] - 1, soft_bt[test_rows], own[test_rows, None]
-        camps.append(
-            CampResult(
-                camp=town.camp_names[camp],
-                people=int(sizes[camp]),
-                share=float(sizes[camp] / sizes.sum()),
-                agreement=tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist()),
-                soft_bt=float(vote_agreement(single[:, None], of_camp)[0, 0]),
-                closest=closest,
-                gain=clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level),
-            )
-        )
-    return CampStudy(
-        camps=camps,
-        people=study_people(town, test_rows, votes, camp_votes, soft_bt),
-        weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
-        train_pairs=int(np.count_nonzero(~test_rows)),
-        pairs=len(prompts),
-        prompts=len(np.unique(prompts)),
-    )
+        agreement = tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist())
+        of_single = float(vote_agreement(single[:, None], of_camp)[0, 0])
+        gain = clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level)
+        name, size, share = town.camp_names[camp], int(sizes[camp]), float(sizes[camp] / sizes.sum())
+        camps.append(CampResult(name, size, share, agreement, of_single, closest, gain))
+    of_people = study_people(town, test_rows, votes, camp_votes, soft_bt)
+    alpha, trained_on = tuple(np.asarray(weights, dtype=np.float64).tolist()), int(np.count_nonzero(~test_rows))
+    return CampStudy(camps, of_people, alpha, trained_on, len(prompts), len(np.unique(prompts)))
 
 
 def study_people(

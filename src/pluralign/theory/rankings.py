@@ -198,12 +198,7 @@ def incidence(orders: IntArray, i: IntArray, j: IntArray) -> FloatArray:
 
 
 def as_matrix(
-    values: FloatArray,
-    i: IntArray,
-    j: IntArray,
-    m: int,
-    opposite: FloatArray | None = None,
-    diagonal: float = np.nan,
+    values: FloatArray, i: IntArray, j: IntArray, m: int, opposite: FloatArray | None = None, diagonal: float = np.nan
 ) -> FloatArray:
     """Return an ``(m, m)`` matrix with values at (i, j), and ``opposite`` or 1 − values at (j, i)."""
     matrix = np.full((m, m), diagonal)
