@@ -114,10 +114,8 @@ class CampStudy:
                 )
         others = [camp for camp in self.camps if camp.member is None]
         if others:
-            names = ", ".join(
-                f"{camp.camp} ({_decimals(camp.agreement[camp.closest], 2)}, soft BT {_decimals(camp.soft_bt, 2)})"
-                for camp in others
-            )
+            shares = [(one.camp, _decimals(one.agreement[one.closest], 2), _decimals(one.soft_bt, 2)) for one in others]
+            names = ", ".join(f"{camp} ({closest}, soft BT {single})" for camp, closest, single in shares)
             yield f"No member stands for these camps (agreement of the closest member): {names}."
         yield self.people.sentence()
 
@@ -170,19 +168,12 @@ def study_people(
     chosen_on = _agreement_with_people(town, np.flatnonzero(~test_rows), voters)
     member, camp = chosen_on[:, :k].argmax(axis=1), chosen_on[:, k:-1].argmax(axis=1)
     measured, everyone = _agreement_with_people(town, rows, voters), np.arange(len(town.tastes))
-    closest, single = measured[everyone, member], measured[:, -1]
-    gain = [
-        np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1)
-        for block, signs in _people_in_blocks(town, rows)
-    ]
-    return PeopleResult(
-        people=len(everyone),
-        closest_member=float(closest.mean()),
-        soft_bt=float(single.mean()),
-        closest_camp=float(measured[everyone, k + camp].mean()),
-        gain=clustered_interval(np.concatenate(gain), town.preferences.prompt_index[rows]),
-        better_than_soft_bt=float(np.mean(closest > single)),
-    )
+    closest, single, of_camp = measured[everyone, member], measured[:, -1], measured[everyone, k + camp]
+    blocks = _people_in_blocks(town, rows)
+    gains = [np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1) for block, signs in blocks]
+    gain, better = clustered_interval(np.concatenate(gains), town.preferences.prompt_index[rows]), closest > single
+    own, soft, camps = float(closest.mean()), float(single.mean()), float(of_camp.mean())
+    return PeopleResult(len(everyone), own, soft, camps, gain, float(np.mean(better)))
 
 
 def camps_of_ensemble(

@@ -153,24 +153,15 @@ def persona_predictor(
     prob = np.clip(judged.prob_a.reshape(len(preferences), len(descriptions)), _CERTAIN, 1 - _CERTAIN)
     difference = np.log(prob / (1 - prob))
     votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
-    weights, undecided = weights_and_undecided(votes, preferences.prob_a)
-    usage = judged.usage
-    return Predictor(
-        name=f"{personas.name} ({model.name})",
-        kind="personas",
-        readings={name: cross_fitted_share(of, preferences, seed) for name, of in (("vote", votes), ("policy", prob))},
-        level="vote",
-        difference=difference,
-        weights=weights,
-        undecided=undecided,
-        note=(
-            f"{counted(len(descriptions), 'persona')}; weights for each prompt fitted on other prompts; "
-            f"{usage.calls:,} calls, {usage.tokens_in + usage.tokens_out:,} tokens, {usage.seconds:.0f} s, "
-            f"{usage.unanswered:,} unanswered"
-        ),
-        usage=usage,
-        personas=descriptions,
+    alpha, undecided = weights_and_undecided(votes, preferences.prob_a)
+    readings = {name: cross_fitted_share(of, preferences, seed) for name, of in (("vote", votes), ("policy", prob))}
+    usage, name = judged.usage, f"{personas.name} ({model.name})"
+    note = (
+        f"{counted(len(descriptions), 'persona')}; weights for each prompt fitted on other prompts; "
+        f"{usage.calls:,} calls, {usage.tokens_in + usage.tokens_out:,} tokens, {usage.seconds:.0f} s, "
+        f"{usage.unanswered:,} unanswered"
     )
+    return Predictor(name, "personas", readings, "vote", difference, alpha, undecided, None, note, usage, descriptions)
 
 
 def cross_fitted_share(votes: FloatArray, preferences: PreferenceSet, seed: int = 0) -> FloatArray:
