@@ -82,7 +82,6 @@ def held_out_votes(
     ensemble: RewardEnsemble | str | os.PathLike[str],
     votes: HeldOutVotes | VotesLike | None = None,
     *,
-    all_prompts: bool = False,
     progress: Progress | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Return an ensemble and the votes to measure it on.
@@ -91,7 +90,6 @@ def held_out_votes(
         ensemble: the ensemble, or its folder.
         votes: votes of any kind, which the ensemble scores (``score_held_out``), or scored ones (default: those that
             ``fit`` saved in the folder).
-        all_prompts: do not leave out prompts that the ensemble was trained on.
         progress: called with the texts encoded and the total.
 
     Raises:
@@ -104,7 +102,7 @@ def held_out_votes(
     if votes is None:
         raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
     if not isinstance(votes, HeldOutVotes):
-        return loaded, score_held_out(loaded, as_preferences(votes), progress, all_prompts=all_prompts)
+        return loaded, score_held_out(loaded, as_preferences(votes), progress)
     if votes.rewards.shape[1] != loaded.k:
         problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {loaded.k}"
         raise DataError(problem, remedy="name votes with --data, or fit again")
