@@ -406,16 +406,6 @@ def test_predictions_that_differ_only_by_rounding_share_a_bin() -> None:
     assert curve.observed == pytest.approx([0.5])
 
 
-def test_equal_width_bins_are_closed_below_and_the_last_on_both_sides() -> None:
-    q = [0.0, 0.1 + 0.2, 0.3, 0.35, 0.5, 0.59, 0.7, 0.95, 1.0]
-    p = [0.0, 0.2, 0.4, 0.6, 1.0, 0.5, 0.9, 0.8, 1.0]
-    curve = reliability(q, p, n_bins=10, strategy="width")
-    assert curve.count.tolist() == [1, 3, 2, 1, 2]
-    assert curve.observed == pytest.approx([0.0, 0.4, 0.75, 0.9, 0.9])
-    assert 0.57 * 100 < 57
-    assert reliability([0.57, 0.575], [0.5, 0.5], n_bins=100, strategy="width").count.tolist() == [2]
-
-
 def test_calibration_error_averages_the_gap_over_pairs() -> None:
     levels = [0.2, 0.2, 0.2, 0.7, 0.7, 1.0]
     shares = [0.0, 0.5, 0.1, 0.9, 0.6, 0.7]
@@ -460,7 +450,6 @@ def test_values_are_averaged_within_strata_and_missing_ones_are_ignored() -> Non
     ("call", "sentence"),
     [
         (lambda: reliability([0.5], [0.5], n_bins=0), "n_bins must be at least 1"),
-        (lambda: reliability([0.5], [0.5], strategy="size"), "strategy must be 'mass' or 'width', but it is 'size'"),  # type: ignore[arg-type]
         (lambda: by_stratum([0.5], [0.5, 0.5]), r"values must have shape \(2,\)"),
     ],
 )

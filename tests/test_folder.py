@@ -15,7 +15,7 @@ from test_ensemble import some_ensemble
 
 from pluralign import town_hall
 from pluralign.core.errors import DataError
-from pluralign.ensemble import ensemble as ensemble_module
+from pluralign.ensemble import folder as folder_module
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import (
     ENSEMBLE_FILE,
@@ -335,7 +335,7 @@ def test_models_of_the_old_ensemble_stay_until_the_new_one_is_saved(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ensemble_module, "write_description", crash)
+        patch.setattr(folder_module, "write_description", crash)
         with pytest.raises(OSError, match="disk full"):
             second.save(target)
     assert models_in(target) == ["first"]

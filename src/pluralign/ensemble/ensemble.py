@@ -23,17 +23,7 @@ from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.json_values import from_json
 from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
-from pluralign.ensemble.folder import (
-    ENSEMBLE_FILE,
-    REMEDY,
-    read_consistently,
-    read_file,
-    readable,
-    remove_unused,
-    used_names,
-    write_description,
-    write_file,
-)
+from pluralign.ensemble import folder as disk
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import NO_PROMPTS, FitRecord, PromptHashes
 from pluralign.text.encoders import Encoder, encode
@@ -230,12 +220,8 @@ class RewardEnsemble:
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
         """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged)."""
-        return replace(
-            self,
-            members=self.members.take(indices),
-            weights=np.asarray(weights, dtype=np.float64),
-            undecided=self.undecided if undecided is None else undecided,
-        )
+        alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
+        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share)
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""
@@ -308,14 +294,14 @@ class RewardEnsemble:
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
         with locked(folder):
             try:
-                before = used_names(folder)
+                before = disk.used_names(folder)
             except DataError:
                 before = set()
             try:
                 features = self.features.save(folder)
                 description = {
-                    "arrays": write_file(folder, ARRAYS_FILE, data),
-                    "files": {name: write_file(folder, name, content) for name, content in (files or {}).items()},
+                    "arrays": disk.write_file(folder, ARRAYS_FILE, data),
+                    "files": {name: disk.write_file(folder, name, content) for name, content in (files or {}).items()},
                     "features": features.to_json(),
                     "weights": self.weights.tolist(),
                     "temperature": self.temperature,
@@ -323,20 +309,20 @@ class RewardEnsemble:
                     "choice_model": asdict(self.choice_model),
                     "facts": self.record.to_json(),
                 }
-                write_description(folder, description)
+                disk.write_description(folder, description)
             finally:
-                remove_unused(folder, before)
+                disk.remove_unused(folder, before)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "RewardEnsemble":
         """Read an ensemble. Raises DataError if a file is missing, was changed, or holds impossible values."""
-        return read_consistently(Path(folder), lambda description: cls._read(Path(folder), description))
+        return disk.read_consistently(Path(folder), lambda description: cls._read(Path(folder), description))
 
     @classmethod
     def _read(cls, folder: Path, description: Mapping[str, Any]) -> "RewardEnsemble":
-        data, path = read_file(folder, description["arrays"]), folder / ENSEMBLE_FILE
+        data, path = disk.read_file(folder, description["arrays"]), folder / disk.ENSEMBLE_FILE
         file = folder / description["arrays"]["file"]
-        with readable(file):
+        with disk.readable(file):
             arrays = safetensors.numpy.load(data)
         baselines: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in arrays.items():
@@ -345,27 +331,19 @@ class RewardEnsemble:
                 baseline, _, part = rest.partition("/")
                 baselines.setdefault(baseline, {})[part] = array
         own = {name.removeprefix("members/"): array for name, array in arrays.items() if name.startswith("members/")}
-        with readable(file, "it does not hold members"):
+        with disk.readable(file, "it does not hold members"):
             members, trained_on = LinearMembers.from_arrays(own), arrays[TRAINING_PROMPTS]
         described = description["features"]
-        with readable(path, "its description of the features cannot be read"):
+        with disk.readable(path, "its description of the features cannot be read"):
             kind_of = FinetunedFeatures if described.get("kind") == KIND else TextFeatures
             features = kind_of.from_json(described, folder)
-        with readable(path, "its choice model cannot be read"):
+        with disk.readable(path, "its choice model cannot be read"):
             choice_model = from_json(ChoiceModel, description["choice_model"])
-        ensemble = cls(
-            members=members,
-            weights=np.array(description["weights"], dtype=np.float64),
-            features=features,
-            temperature=float(description["temperature"]),
-            undecided=float(description["undecided"]),
-            record=read_record(folder, description),
-            baselines=baselines,
-            trained_on=trained_on,
-            choice_model=choice_model,
-        )
+        weights, record = np.array(description["weights"], dtype=np.float64), read_record(folder, description)
+        beta, undecided = float(description["temperature"]), float(description["undecided"])
+        ensemble = cls(members, weights, features, beta, undecided, record, baselines, trained_on, choice_model)
         if problem := ensemble._problem():
-            raise DataError(problem, file=str(file), remedy=REMEDY)
+            raise DataError(problem, file=str(file), remedy=disk.REMEDY)
         return ensemble
 
     def _problem(self) -> str | None:
@@ -392,7 +370,7 @@ def ensemble_folder(name: str | os.PathLike[str], revision: str | None = None) -
 
 def read_record(folder: Path, description: Mapping[str, Any]) -> FitRecord:
     """Return the record of the fit in the JSON of an ensemble."""
-    with readable(folder / ENSEMBLE_FILE, "its record of the fit cannot be read"):
+    with disk.readable(folder / disk.ENSEMBLE_FILE, "its record of the fit cannot be read"):
         return FitRecord.from_json(description["facts"])
 
 

@@ -30,6 +30,7 @@ VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 4
 REMEDY = "copy the folder again, or fit again"
+GIVE_FOLDER = "give a folder written by pluralign fit"
 PARTS = ("arrays", "files", "features", "weights", "temperature", "undecided", "choice_model", "facts")
 _OWN_FILES = re.compile(r"(ensemble|held_out)-[0-9a-f]{16}\.(safetensors|parquet)")
 _OWN_FOLDERS = re.compile(rf"({BACKBONE_FOLDER}|{ENCODER_FOLDER})-[0-9a-f]{{16}}")
@@ -92,8 +93,12 @@ def write_description(folder: Path, values: Mapping[str, Any]) -> None:
     description = {"format": FORMAT, "format_version": FORMAT_VERSION, **values}
     if problem := problem_of(description):
         raise DataError(f"an ensemble cannot be saved: {problem}")
-    text = json.dumps(sealed(description), indent=1, ensure_ascii=False, allow_nan=False)
-    with atomic_write(folder / ENSEMBLE_FILE) as partial:
+    _write_sealed(folder / ENSEMBLE_FILE, description)
+
+
+def _write_sealed(path: Path, values: Mapping[str, Any]) -> None:
+    text = json.dumps(sealed(values), indent=1, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -180,9 +185,7 @@ def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> 
 
 def save_beside(folder: Path, name: str, value: Mapping[str, Any]) -> Path:
     """Write results about an ensemble into its folder, with a hash, and the hash of the ensemble they are about."""
-    about = {"ensemble": description_hash(read_description(folder)), **value}
-    with atomic_write(folder / name) as partial:
-        partial.write_text(json.dumps(sealed(about), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    _write_sealed(folder / name, {"ensemble": description_hash(read_description(folder)), **value})
     return folder / name
 
 
@@ -212,20 +215,17 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Return the JSON of an ensemble, after checking its format, its hash and its values."""
     path = folder / ENSEMBLE_FILE
     if folder.is_file():
-        own = folder.name == ENSEMBLE_FILE
-        remedy = f"give its folder, {folder.parent}" if own else "give a folder of pluralign fit"
+        remedy = f"give its folder, {folder.parent}" if folder.name == ENSEMBLE_FILE else GIVE_FOLDER
         raise DataError("it is a file, not the folder of an ensemble", file=str(folder), remedy=remedy)
     if not path.is_file():
-        remedy = "give a folder written by pluralign fit" if folder.is_dir() else "check the path"
+        remedy = GIVE_FOLDER if folder.is_dir() else "check the path"
         raise DataError(f"it has no {ENSEMBLE_FILE}", file=str(folder), remedy=remedy)
     try:
         description = parse_json(path.read_bytes())
     except ValueError:
         raise DataError("it is not JSON", file=str(path), remedy=REMEDY) from None
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise DataError(
-            "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
-        )
+        raise DataError("it does not describe an ensemble", file=str(path), remedy=GIVE_FOLDER)
     if description.get("format_version") != FORMAT_VERSION:
         version = f"its format_version is {description.get('format_version')!r:.20}, not {FORMAT_VERSION}"
         raise DataError(version, file=str(path), remedy="use the version of pluralign that wrote it, or fit again")

@@ -19,16 +19,9 @@ import safetensors.numpy
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
+from pluralign.ensemble import folder as disk
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
-from pluralign.ensemble.folder import (
-    REMEDY,
-    REWARDS_FILE,
-    VOTES_FILE,
-    read_consistently,
-    read_description,
-    read_file,
-    readable,
-)
+from pluralign.ensemble.folder import REMEDY, REWARDS_FILE, VOTES_FILE
 from pluralign.ensemble.record import LeftOut, pairs_to_measure
 from pluralign.theory import calibration
 from pluralign.votes.load import VotesLike, as_preferences
@@ -74,11 +67,7 @@ class HeldOutVotes:
 
 
 def score_held_out(
-    ensemble: RewardEnsemble,
-    preferences: PreferenceSet,
-    progress: Progress | None = None,
-    *,
-    all_prompts: bool = False,
+    ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None, *, all_prompts: bool = False
 ) -> HeldOutVotes:
     """Score the texts of votes with an ensemble, without the prompts it was trained on.
 
@@ -93,7 +82,6 @@ def held_out_votes(
     ensemble: RewardEnsemble | str | os.PathLike[str],
     votes: HeldOutVotes | VotesLike | None = None,
     *,
-    all_prompts: bool = False,
     progress: Progress | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Return an ensemble and the votes to measure it on.
@@ -102,7 +90,6 @@ def held_out_votes(
         ensemble: the ensemble, or its folder.
         votes: votes of any kind, which the ensemble scores (``score_held_out``), or scored ones (default: those that
             ``fit`` saved in the folder).
-        all_prompts: do not leave out prompts that the ensemble was trained on.
         progress: called with the texts encoded and the total.
 
     Raises:
@@ -115,7 +102,7 @@ def held_out_votes(
     if votes is None:
         raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
     if not isinstance(votes, HeldOutVotes):
-        return loaded, score_held_out(loaded, as_preferences(votes), progress, all_prompts=all_prompts)
+        return loaded, score_held_out(loaded, as_preferences(votes), progress)
     if votes.rewards.shape[1] != loaded.k:
         problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {loaded.k}"
         raise DataError(problem, remedy="name votes with --data, or fit again")
@@ -135,7 +122,7 @@ def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str
 def has_held_out(folder: str | os.PathLike[str]) -> bool:
     """Return whether the folder of an ensemble holds held-out votes."""
     folder = Path(folder)
-    return REWARDS_FILE in read_description(folder)["files"]
+    return REWARDS_FILE in disk.read_description(folder)["files"]
 
 
 def load_held_out(folder: str | os.PathLike[str], ensemble: RewardEnsemble | None = None) -> HeldOutVotes:
@@ -153,7 +140,7 @@ def load_held_out(folder: str | os.PathLike[str], ensemble: RewardEnsemble | Non
     def read(description: Mapping[str, Any]) -> HeldOutVotes:
         return _read_held_out(folder, description, ensemble or RewardEnsemble.load(folder))
 
-    return read_consistently(folder, read)
+    return disk.read_consistently(folder, read)
 
 
 def _read_held_out(folder: Path, description: Mapping[str, Any], ensemble: RewardEnsemble) -> HeldOutVotes:
@@ -163,10 +150,10 @@ def _read_held_out(folder: Path, description: Mapping[str, Any], ensemble: Rewar
         if entry is None:
             remedy = "give votes that it was not trained on, or fit again"
             raise DataError(f"it has no held-out votes ({name} is missing)", file=str(folder), remedy=remedy)
-        contents[name], paths[name] = read_file(folder, entry), folder / entry["file"]
-    with readable(paths[VOTES_FILE]):
+        contents[name], paths[name] = disk.read_file(folder, entry), folder / entry["file"]
+    with disk.readable(paths[VOTES_FILE]):
         preferences = PreferenceSet.load(paths[VOTES_FILE])
-    with readable(paths[REWARDS_FILE]):
+    with disk.readable(paths[REWARDS_FILE]):
         data = contents[REWARDS_FILE]
         # Metadata is in the JSON header after its length in 8 bytes. It is one entry: safetensors writes several in
         # random order.

@@ -114,10 +114,8 @@ class CampStudy:
                 )
         others = [camp for camp in self.camps if camp.member is None]
         if others:
-            names = ", ".join(
-                f"{camp.camp} ({_decimals(camp.agreement[camp.closest], 2)}, soft BT {_decimals(camp.soft_bt, 2)})"
-                for camp in others
-            )
+            shares = [(one.camp, _decimals(one.agreement[one.closest], 2), _decimals(one.soft_bt, 2)) for one in others]
+            names = ", ".join(f"{camp} ({closest}, soft BT {single})" for camp, closest, single in shares)
             yield f"No member stands for these camps (agreement of the closest member): {names}."
         yield self.people.sentence()
 
@@ -148,25 +146,14 @@ def study_camps(
     for camp, own in zip(present.tolist(), camp_votes.T, strict=True):
         closest = int(np.argmax(vote_agreement(votes[~test_rows], own[~test_rows, None])))
         sign, single, of_camp = 2 * own[test_rows] - 1, soft_bt[test_rows], own[test_rows, None]
-        camps.append(
-            CampResult(
-                camp=town.camp_names[camp],
-                people=int(sizes[camp]),
-                share=float(sizes[camp] / sizes.sum()),
-                agreement=tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist()),
-                soft_bt=float(vote_agreement(single[:, None], of_camp)[0, 0]),
-                closest=closest,
-                gain=clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level),
-            )
-        )
-    return CampStudy(
-        camps=camps,
-        people=study_people(town, test_rows, votes, camp_votes, soft_bt),
-        weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
-        train_pairs=int(np.count_nonzero(~test_rows)),
-        pairs=len(prompts),
-        prompts=len(np.unique(prompts)),
-    )
+        agreement = tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist())
+        of_single = float(vote_agreement(single[:, None], of_camp)[0, 0])
+        gain = clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level)
+        name, size, share = town.camp_names[camp], int(sizes[camp]), float(sizes[camp] / sizes.sum())
+        camps.append(CampResult(name, size, share, agreement, of_single, closest, gain))
+    of_people = study_people(town, test_rows, votes, camp_votes, soft_bt)
+    alpha, trained_on = tuple(np.asarray(weights, dtype=np.float64).tolist()), int(np.count_nonzero(~test_rows))
+    return CampStudy(camps, of_people, alpha, trained_on, len(prompts), len(np.unique(prompts)))
 
 
 def study_people(
@@ -181,19 +168,12 @@ def study_people(
     chosen_on = _agreement_with_people(town, np.flatnonzero(~test_rows), voters)
     member, camp = chosen_on[:, :k].argmax(axis=1), chosen_on[:, k:-1].argmax(axis=1)
     measured, everyone = _agreement_with_people(town, rows, voters), np.arange(len(town.tastes))
-    closest, single = measured[everyone, member], measured[:, -1]
-    gain = [
-        np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1)
-        for block, signs in _people_in_blocks(town, rows)
-    ]
-    return PeopleResult(
-        people=len(everyone),
-        closest_member=float(closest.mean()),
-        soft_bt=float(single.mean()),
-        closest_camp=float(measured[everyone, k + camp].mean()),
-        gain=clustered_interval(np.concatenate(gain), town.preferences.prompt_index[rows]),
-        better_than_soft_bt=float(np.mean(closest > single)),
-    )
+    closest, single, of_camp = measured[everyone, member], measured[:, -1], measured[everyone, k + camp]
+    blocks = _people_in_blocks(town, rows)
+    gains = [np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1) for block, signs in blocks]
+    gain, better = clustered_interval(np.concatenate(gains), town.preferences.prompt_index[rows]), closest > single
+    own, soft, camps = float(closest.mean()), float(single.mean()), float(of_camp.mean())
+    return PeopleResult(len(everyone), own, soft, camps, gain, float(np.mean(better)))
 
 
 def camps_of_ensemble(

@@ -28,17 +28,10 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import LeftOut
-from pluralign.measuring.leans import (
-    LIKES_WORD,
-    MIN_LEAN,
-    PREFERS_PHRASES,
-    SIGNIFICANCE,
-    Lean,
-    SignedVotes,
-    sample_prompts,
-)
+from pluralign.measuring.leans import LIKES_WORD, MIN_LEAN, SIGNIFICANCE, Lean, SignedVotes, sample_prompts
+from pluralign.measuring.personas import pair_questions
 from pluralign.measuring.views import Views, distinctness, find_views, reward_scale, split_prompts, telling_phrases
-from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
+from pluralign.text.judge import JudgeModel, JudgeUsage, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, p_value_above_zero
@@ -115,6 +108,7 @@ MAX_CORRELATION = 0.5
 """A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
 CHECKED = 100
 """Pairs that a description is checked on, with two calls per pair and member."""
+PREFERS_PHRASES = "prefers phrases like "
 EXAMPLES = 3
 WORDS_SHOWN = 8
 WORDS_IN_NAME = 3
@@ -242,24 +236,17 @@ def profile(
         progress: called with the number of calls done and the total.
     """
     loaded, held_out = held_out_votes(ensemble, votes)
+    alpha = loaded.weights
     folder = None if votes is not None or isinstance(ensemble, RewardEnsemble) else ensemble
     written = load_descriptions(folder) if folder is not None and describe is None else None
     if describe is not None:
-        written = describe_members(
-            held_out, loaded.weights, describe, concurrency=concurrency, seed=seed, progress=progress
-        )
+        written = describe_members(held_out, alpha, describe, concurrency=concurrency, seed=seed, progress=progress)
         if folder is not None:
             save_descriptions(written, folder)
-    members, people = with_descriptions(member_profiles(loaded.weights, held_out), written), held_out.preferences
-    return MemberProfiles(
-        members=members,
-        described=written.usage if written else None,
-        unnamed=unnamed_reason(members, len(people.prompts)),
-        undecided=loaded.undecided,
-        pairs=len(people),
-        prompts=len(people.prompts),
-        left_out=held_out.left_out,
-    )
+    members, people = with_descriptions(member_profiles(alpha, held_out), written), held_out.preferences
+    described, prompts = written.usage if written else None, len(people.prompts)
+    unnamed = unnamed_reason(members, prompts)
+    return MemberProfiles(members, described, unnamed, loaded.undecided, len(people), prompts, held_out.left_out)
 
 
 def member_profiles(
@@ -291,28 +278,18 @@ def member_profiles(
     leans, views = signed.trait_leans(), find_views(signed)
     norm = np.sqrt(np.maximum((signed.signs**2).sum(axis=0), 1.0))
     correlation = (signed.signs.T @ signed.signs) / np.outer(norm, norm)
-    likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
-    dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
+    likes = [tuple(view.lean for view in own.phrases if view.prefers)[:WORDS_SHOWN] for own in views]
+    dislikes = [tuple(view.lean for view in own.phrases if view.rejects)[:WORDS_SHOWN] for own in views]
     claims = [_claims(leans[j], likes[j], views[j], correlation) for j in range(len(alpha))]
-    names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
-    return [
-        Profile(
-            member=j,
-            weight=float(alpha[j]),
-            disagreement=float(disagreement[j]),
-            name=names[j],
-            named=bool(claims[j]),
-            description=" ".join(claim.sentence for claim in claims[j][:2]),
-            leans=leans[j],
-            likes=tuple(likes[j]),
-            dislikes=tuple(dislikes[j]),
-            typical=tuple(_typical(held_out, j)),
-            distinguishing=tuple(distinguishing_pairs(held_out, alpha, j)),
-            views=views[j],
-        )
-        for j in range(len(alpha))
-    ]
+    profiles = []
+    for j, name in enumerate(_names(claims)):
+        description = " ".join(claim.sentence for claim in claims[j][:2])
+        typical, distinguishing = tuple(_typical(held_out, j)), tuple(distinguishing_pairs(held_out, alpha, j))
+        weight, away = float(alpha[j]), float(disagreement[j])
+        card = Profile(j, weight, away, name, description, leans[j], likes[j], dislikes[j], typical, distinguishing)
+        profiles.append(replace(card, named=bool(claims[j]), views=views[j]))
+    return profiles
 
 
 # --- names and descriptions -------------------------------------------------------------------------------------------
@@ -331,7 +308,7 @@ def _clarity(lean: Lean) -> float:
     return abs(lean.relative) * math.sqrt(lean.pairs)
 
 
-def _claims(leans: Sequence[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+def _claims(leans: Sequence[Lean], likes: Sequence[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
     """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
 
     The clearest view, if there is one, is among the first two.
@@ -388,7 +365,7 @@ def _joined(claims: list[_Claim]) -> str:
     """Return claims as one sentence without a full stop.
 
     Example:
-        >>> _joined([_Claim(PREFERS, ["lists"], ""), _Claim(LIKES_WORD, ["“tax”", "“debt”"], "")])
+        >>> _joined([_Claim("prefers ", ["lists"], ""), _Claim(LIKES_WORD, ["“tax”", "“debt”"], "")])
         'Prefers lists, likes mentions of “tax” and “debt”'
     """
     objects: dict[str, list[str]] = defaultdict(list)
@@ -432,17 +409,12 @@ def distinguishing_pairs(
         if prompt in shown:
             continue
         shown.add(prompt)
-        a, b = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
-        prob = float(votes.prob_a[row])
-        yield Distinguishing(
-            prompt=Prompt(votes.prompts[prompt]).text,
-            preferred=a if margin[row] > 0 else b,
-            other=b if margin[row] > 0 else a,
-            margin=abs(float(margin[row])),
-            weight_with_it=float(weight_with_it[row]),
-            people_with_it=prob if margin[row] > 0 else 1.0 - prob,
-            votes=int(votes.n_votes[row]),
-        )
+        sides, people = [votes.a_index[row], votes.b_index[row]], float(votes.prob_a[row])
+        if margin[row] <= 0:
+            sides, people = sides[::-1], 1.0 - people
+        preferred, other = (str(votes.responses[side]) for side in sides)
+        size, weight, text = abs(float(margin[row])), float(weight_with_it[row]), Prompt(votes.prompts[prompt]).text
+        yield Distinguishing(text, preferred, other, size, weight, people, int(votes.n_votes[row]))
 
 
 # --- A name and a sentence for each member, written by a language model and checked on other prompts.
@@ -502,21 +474,18 @@ def describe_members(
     half = split_prompts(len(votes.prompts))[votes.prompt_index]
     material, checked = held_out[half == 0], held_out[half == 1]
     if min(len(part.preferences.prompts) for part in (material, checked)) < ENOUGH_CLUSTERS:
-        raise UsageError(
-            f"descriptions need {2 * ENOUGH_CLUSTERS} held-out prompts, half to write them and half to check them, "
-            f"but there are {len(votes.prompts)}: name more votes, as in profile DIR DATA."
-        )
+        needed = f"{2 * ENOUGH_CLUSTERS} held-out prompts, half to write them and half to check them"
+        there = f"there are {len(votes.prompts)}: name more votes, as in profile DIR DATA."
+        raise UsageError(f"descriptions need {needed}, but {there}")
     model.prepare()
     written = write_descriptions(material, alpha, model, seed)
     chosen = checked[_pairs_to_check(checked, pairs, seed)]
     known = [one for one in written if one.name]
-    questions = [question for one in known for question in _questions(chosen, one.sentence)]
+    questions = [question for one in known for question in pair_questions(chosen.preferences, one.sentence)]
     judged = judge_pairs(model, questions, concurrency=concurrency, progress=progress)
     usage = judged.usage + JudgeUsage(model.name, calls=len(written))
-    predicted = dict(
-        zip((one.member for one in known), judged.prob_a.reshape(len(known), len(chosen.preferences)), strict=True)
-    )
-    members = tuple(_checked(one, predicted[one.member], chosen, alpha) if one.name else one for one in written)
+    predicted = iter(judged.prob_a.reshape(len(known), len(chosen.preferences)))
+    members = tuple(_checked(one, next(predicted), chosen, alpha) if one.name else one for one in written)
     return Descriptions(members, usage)
 
 
@@ -538,12 +507,9 @@ def write_descriptions(material: HeldOutVotes, weights: FloatArray, model: Judge
             EXAMPLE.format(prompt=_cut(pair.prompt), preferred=_cut(pair.preferred), other=_cut(pair.other))
             for pair in distinguishing_pairs(material, weights, j, EXAMPLES_SHOWN)
         )
-        request = REQUEST.format(
-            prefers=", ".join(prefers) or "none", rejects=", ".join(rejects) or "none", examples=examples
-        )
-        name, sentence = _name_and_sentence(model, request, seed)
-        reason = "" if name else NOTHING_WRITTEN
-        written.append(Description(j, name, sentence, False, reason, model.name, None))
+        listed = {side: ", ".join(of) or "none" for side, of in (("prefers", prefers), ("rejects", rejects))}
+        name, sentence = _name_and_sentence(model, REQUEST.format(**listed, examples=examples), seed)
+        written.append(Description(j, name, sentence, False, "" if name else NOTHING_WRITTEN, model.name, None))
     return written
 
 
@@ -584,15 +550,6 @@ def _pairs_to_check(checked: HeldOutVotes, count: int, seed: int) -> IntArray:
     return np.asarray(order[np.argsort(turn, kind="stable")][:count])
 
 
-def _questions(chosen: HeldOutVotes, sentence: str) -> list[Question]:
-    votes = chosen.preferences
-    texts = [str(response) for response in votes.responses]
-    return [
-        Question(sentence, Prompt(votes.prompts[p]).text, texts[a], texts[b])
-        for p, a, b in zip(votes.prompt_index, votes.a_index, votes.b_index, strict=True)
-    ]
-
-
 def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights: FloatArray) -> Description:
     """Return a description with its check: the judge's choice against the votes of the member and of the others."""
     prompts, own = chosen.preferences.prompt_index, chosen.votes[:, one.member]
@@ -601,18 +558,10 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     share = rest @ (others / others.sum()) if others.sum() > 0 else np.full(len(own), 0.5)
     choice = np.where(prob_a == 0.5, 0.5, (prob_a > 0.5).astype(float))
     correct, specific = 1.0 - np.abs(choice - own), (2.0 * choice - 1.0) * (own - share)
-    check = Check(
-        accuracy=clustered_interval(correct, prompts),
-        p_value=p_value_above_zero(correct - 0.5, prompts),
-        specific=clustered_interval(specific, prompts),
-        specific_p_value=p_value_above_zero(specific, prompts),
-        pairs=len(own),
-        prompts=len(np.unique(prompts)),
-    )
+    accuracy, p_value = clustered_interval(correct, prompts), p_value_above_zero(correct - 0.5, prompts)
+    gain, gain_p_value = clustered_interval(specific, prompts), p_value_above_zero(specific, prompts)
+    check = Check(accuracy, p_value, gain, gain_p_value, len(own), len(np.unique(prompts)))
     level = SIGNIFICANCE / len(weights)
-    reason = ""
-    if check.p_value > level:
-        reason = NOT_BETTER_THAN_CHANCE
-    elif check.specific_p_value > level or check.specific.mean < MIN_SPECIFIC:
-        reason = FITS_EVERYBODY
+    fits_everybody = gain_p_value > level or gain.mean < MIN_SPECIFIC
+    reason = NOT_BETTER_THAN_CHANCE if p_value > level else FITS_EVERYBODY if fits_everybody else ""
     return replace(one, shown=not reason, reason=reason, check=check)

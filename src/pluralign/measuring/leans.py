@@ -127,18 +127,12 @@ def _count(prompt: str, response: str) -> dict[str, float]:
     rate = {name: len(pattern.findall(response)) / n for name, pattern in _COUNTED.items()}
     commands = sum(first.lower() in _COMMANDS for first in _FIRST_WORD.findall(response))
     own = content_words(response)
-    return {
-        "second_person": rate["second_person"],
-        "hedging": rate["hedging"],
-        "certainty": rate["certainty"],
+    shouted = len(_CONTRACTION.findall(response)) + response.count("!")
+    return rate | {
         "directives": rate["directives"] + commands / n,
         "sentiment": vader.polarity_scores(response)["compound"] if (vader := _vader()) else math.nan,
-        "formality": rate["formal"]
-        - rate["informal"]
-        - (len(_CONTRACTION.findall(response)) + response.count("!")) / n,
+        "formality": rate["formal"] - rate["informal"] - shouted / n,
         "concreteness": sum(map(bool, _NUMBER.findall(response))) / n + rate["examples"],
-        "balance": rate["balance"],
-        "warmth": rate["warmth"],
         "syllables": sum(_syllables(word) for word in words) / n,
         "echo": len(own & content_words(prompt)) / max(len(own), 1),
         "headings": float(len(_HEADING.findall(response))),
@@ -163,10 +157,8 @@ def _vader() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
-        logger.warning(
-            "member cards leave out the tone of responses: the package vaderSentiment is not installed (run  "
-            "pip install 'pluralign[report]')."
-        )
+        install = "the package vaderSentiment is not installed (run  pip install 'pluralign[report]')"
+        logger.warning("member cards leave out the tone of responses: %s.", install)
         return None
 
     class LinearTimeAnalyzer(SentimentIntensityAnalyzer):  # type: ignore[misc]
@@ -193,7 +185,6 @@ MIN_LEAN = 0.1
 """Smaller relative leans move less than one vote in twenty and are not claimed."""
 PREFERS = "prefers "
 CARES_LESS = "cares less about "
-PREFERS_PHRASES = "prefers phrases like "
 LIKES_WORD = "likes mentions of "
 DISLIKES_WORD = "dislikes mentions of "
 
@@ -340,26 +331,14 @@ class SignedVotes:
             fitted = adjusted_mean(self.y[rows], contrast.x[rows], controls, clusters)
         clear = (np.abs(fitted.z) > threshold) & (np.abs(fitted.mean) >= MIN_LEAN)
         people, ensemble = fitted.mean[-2:].tolist()
+        more, less, less_about_more, less_about_less = contrast.claims
         leans = []
-        for j, (own, relative) in enumerate(
-            zip(fitted.mean[:k].tolist(), fitted.mean[k : 2 * k].tolist(), strict=True)
-        ):
-            more, less, less_about_more, less_about_less = contrast.claims
+        for j in range(k):
+            own, relative = fitted.mean[[j, k + j]].tolist()
             prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
             claim = (more if prefers else less_about_less) if relative > 0 else (less if prefers else less_about_more)
-            leans.append(
-                Lean(
-                    trait=contrast.name,
-                    own=own,
-                    relative=relative,
-                    standard_error=float(fitted.standard_error[k + j]),
-                    z=float(fitted.z[k + j]),
-                    ensemble=ensemble,
-                    people=people,
-                    pairs=len(rows),
-                    claim=claim if clear[k + j] else "",
-                )
-            )
+            error, z, claim = float(fitted.standard_error[k + j]), float(fitted.z[k + j]), claim if clear[k + j] else ""
+            leans.append(Lean(contrast.name, own, relative, error, z, ensemble, people, len(rows), claim))
         return leans
 
 

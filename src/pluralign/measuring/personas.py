@@ -90,9 +90,8 @@ def read_personas(path: str) -> tuple[str, ...]:
         raise DataError("it cannot be read", file=path, remedy=remedy) from None
     found = [_persona(line, path, row) for row, line in enumerate(lines, 1) if line.strip()]
     if not 1 <= len(found) <= MAX_PERSONAS:
-        raise DataError(
-            f"it has {counted(len(found), 'persona')}", file=path, remedy=f"give from 1 to {MAX_PERSONAS}, one per line"
-        )
+        remedy = f"give from 1 to {MAX_PERSONAS}, one per line"
+        raise DataError(f"it has {counted(len(found), 'persona')}", file=path, remedy=remedy)
     return tuple(dict.fromkeys(found))
 
 
@@ -129,6 +128,14 @@ def write_personas(model: JudgeModel, count: int, prompts: Sequence[str], seed: 
     raise DataError(f"{model.name} wrote {counted(len(found), 'persona')}, not {count}", remedy=remedy)
 
 
+def pair_questions(preferences: PreferenceSet, person: str) -> list[Question]:
+    """Return the question about each pair: which response would this person prefer."""
+    prompts = [Prompt(prompt).text for prompt in preferences.prompts]
+    texts = [str(response) for response in preferences.responses]
+    pairs = zip(preferences.prompt_index, preferences.a_index, preferences.b_index, strict=True)
+    return [Question(person, prompts[p], texts[a], texts[b]) for p, a, b in pairs]
+
+
 def persona_predictor(
     personas: Personas, preferences: PreferenceSet, *, seed: int = 0, progress: Progress | None = None
 ) -> Predictor:
@@ -140,38 +147,21 @@ def persona_predictor(
     model.prepare()
     prompts = [Prompt(prompt).text for prompt in preferences.prompts]
     descriptions = personas.descriptions or write_personas(model, personas.count, prompts, seed)
-    questions = [
-        Question(
-            persona,
-            prompts[preferences.prompt_index[row]],
-            str(preferences.responses[preferences.a_index[row]]),
-            str(preferences.responses[preferences.b_index[row]]),
-        )
-        for row in range(len(preferences))
-        for persona in descriptions
-    ]
+    asked = [pair_questions(preferences, persona) for persona in descriptions]
+    questions = [question for of_pair in zip(*asked, strict=True) for question in of_pair]
     judged = judge_pairs(model, questions, concurrency=personas.concurrency, progress=progress)
     prob = np.clip(judged.prob_a.reshape(len(preferences), len(descriptions)), _CERTAIN, 1 - _CERTAIN)
     difference = np.log(prob / (1 - prob))
     votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
-    weights, undecided = weights_and_undecided(votes, preferences.prob_a)
-    usage = judged.usage
-    return Predictor(
-        name=f"{personas.name} ({model.name})",
-        kind="personas",
-        readings={name: cross_fitted_share(of, preferences, seed) for name, of in (("vote", votes), ("policy", prob))},
-        level="vote",
-        difference=difference,
-        weights=weights,
-        undecided=undecided,
-        note=(
-            f"{counted(len(descriptions), 'persona')}; weights for each prompt fitted on other prompts; "
-            f"{usage.calls:,} calls, {usage.tokens_in + usage.tokens_out:,} tokens, {usage.seconds:.0f} s, "
-            f"{usage.unanswered:,} unanswered"
-        ),
-        usage=usage,
-        personas=descriptions,
+    alpha, undecided = weights_and_undecided(votes, preferences.prob_a)
+    readings = {name: cross_fitted_share(of, preferences, seed) for name, of in (("vote", votes), ("policy", prob))}
+    usage, name = judged.usage, f"{personas.name} ({model.name})"
+    note = (
+        f"{counted(len(descriptions), 'persona')}; weights for each prompt fitted on other prompts; "
+        f"{usage.calls:,} calls, {usage.tokens_in + usage.tokens_out:,} tokens, {usage.seconds:.0f} s, "
+        f"{usage.unanswered:,} unanswered"
     )
+    return Predictor(name, "personas", readings, "vote", difference, alpha, undecided, None, note, usage, descriptions)
 
 
 def cross_fitted_share(votes: FloatArray, preferences: PreferenceSet, seed: int = 0) -> FloatArray:

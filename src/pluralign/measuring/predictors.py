@@ -66,18 +66,12 @@ def read_score_file(
         rewards = rows.of_texts(score, preferences)
         items, k = preferences.items(), rewards.shape[1]
         note = "" if k == 1 else f"{k} rewards per text, read as members of equal weight"
-        weights = np.full(k, 1 / k)
-        return reward_predictor(
-            str(path), "scores", rewards[items.a] - rewards[items.b], weights, preferences, seed, note
-        )
+        difference, weights = rewards[items.a] - rewards[items.b], np.full(k, 1 / k)
+        return reward_predictor(str(path), "scores", difference, weights, preferences, seed, note)
     if is_pair and share:
         return _probabilities(path, rows.of_pairs(lambda record: _share(record, share), 1.0, preferences))
     if is_pair and {"score_a", "score_b"} <= columns:
-
-        def difference_of(record: Record) -> float:
-            return _number(record, "score_a") - _number(record, "score_b")
-
-        difference = rows.of_pairs(difference_of, 0.0, preferences)
+        difference = rows.of_pairs(lambda row: _number(row, "score_a") - _number(row, "score_b"), 0.0, preferences)
         return reward_predictor(str(path), "scores", difference[:, None], np.ones(1), preferences, seed)
     if share and "response" not in columns and not columns & {"response_a", "response_b"}:
         return _probabilities(path, rows.in_order(share, preferences, measured))
@@ -143,11 +137,8 @@ class _Rows:
         pairs = len(preferences) if measured is None else len(measured)
         if len(self.records) != pairs or lost:
             left = ", after some were dropped" if lost else ""
-            raise DataError(
-                f"its {len(self.records):,} rows have no texts, and there are {pairs:,} pairs{left}",
-                file=self.bad.file,
-                remedy="add prompt, response_a and response_b to each row",
-            )
+            problem = f"its {len(self.records):,} rows have no texts, and there are {pairs:,} pairs{left}"
+            raise DataError(problem, file=self.bad.file, remedy="add prompt, response_a and response_b to each row")
         values: list[float] = []
         self.read(lambda record: values.append(_share(record, share)))
         return np.array(values) if measured is None else np.array(values)[measured]
@@ -156,21 +147,15 @@ class _Rows:
         if not missing.any():
             return
         prompt, a, b = (texts[int(missing.argmax())] for texts in _texts(preferences))
-        plain = Prompt(prompt).json
-        shown = json.dumps({"prompt": plain, "response_a": a, "response_b": b}, ensure_ascii=False)
-        raise DataError(
-            f"{int(missing.sum()):,} of {len(missing):,} pairs have no {what} in it",
-            file=self.bad.file,
-            remedy=f"add the missing rows, for example for {shortened(shown, 200)}",
-        )
+        shown = json.dumps({"prompt": Prompt(prompt).json, "response_a": a, "response_b": b}, ensure_ascii=False)
+        problem = f"{int(missing.sum()):,} of {len(missing):,} pairs have no {what} in it"
+        remedy = f"add the missing rows, for example for {shortened(shown, 200)}"
+        raise DataError(problem, file=self.bad.file, remedy=remedy)
 
 
 def _texts(preferences: PreferenceSet) -> tuple[npt.NDArray[np.object_], ...]:
-    return (
-        preferences.prompts[preferences.prompt_index],
-        preferences.responses[preferences.a_index],
-        preferences.responses[preferences.b_index],
-    )
+    prompts, responses = preferences.prompts, preferences.responses
+    return prompts[preferences.prompt_index], responses[preferences.a_index], responses[preferences.b_index]
 
 
 def _put(known: dict[Any, Any], key: Any, value: Any) -> None:
@@ -228,10 +213,7 @@ def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "h
         raise DataError("there is no such file", file=str(path), remedy="check the path")
     if HUB_ID.fullmatch(str(name)):
         return "hub"
-    remedy = (
-        "name a folder that pluralign fit wrote, a reward model (a folder or hub id), a file of scores, or "
-        "personas:FILE"
-    )
+    remedy = "name a folder that pluralign fit wrote, a reward model (folder or hub id), a score file, or personas:FILE"
     raise DataError("no such folder, file or hub id", file=str(name), remedy=remedy)
 
 

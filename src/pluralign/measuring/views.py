@@ -16,7 +16,7 @@ all proposals for all members (phrases and positions each), and moves at least o
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,7 @@ from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
-from pluralign.measuring.leans import (
-    DISLIKES_WORD,
-    LIKES_WORD,
-    PREFERS,
-    SIGNIFICANCE,
-    WORDS,
-    Contrast,
-    Lean,
-    SignedVotes,
-)
+from pluralign.measuring.leans import DISLIKES_WORD, LIKES_WORD, SIGNIFICANCE, WORDS, Contrast, Lean, SignedVotes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Prompt
 
@@ -380,7 +371,7 @@ def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
     x = np.where(one.testing, np.sign(signed), 0.0)
     (first, sign), *others = one.signs.items()
     if others:
-        return Contrast(one.topic or ALL_PROMPTS, x, (f"{PREFERS}these phrases", "", "", ""))
+        return Contrast(one.topic or ALL_PROMPTS, x, ("prefers these phrases", "", "", ""))
     # The sign of the phrase stays in ``x``: ``own`` is the lean towards responses that have it.
     phrase = table.phrases[first]
     claims = (f"{LIKES_WORD}“{phrase}”", "") if sign > 0 else ("", f"{DISLIKES_WORD}“{phrase}”")
@@ -390,24 +381,15 @@ def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
 def _view(one: _Proposal, contrast: Contrast, lean: Lean, votes: SignedVotes, table: PhraseTable) -> View:
     prefers, rejects = (tuple(table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
     margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
-    return View(
-        topic=one.topic,
-        prefers=prefers,
-        rejects=rejects,
-        lean=lean,
-        low=lean.relative - margin,
-        high=lean.relative + margin,
-        prompts=len(np.unique(votes.prompt_index[contrast.x != 0])),
-        quotes=tuple(_quotes(votes, one.member, contrast.x, prefers, rejects)),
-    )
+    low, high, tested = lean.relative - margin, lean.relative + margin, np.unique(votes.prompt_index[contrast.x != 0])
+    view = View(one.topic, prefers, rejects, lean, low, high, len(tested))
+    return replace(view, quotes=tuple(_quotes(votes, one.member, contrast.x, view)))
 
 
-def _quotes(
-    votes: SignedVotes, j: int, x: FloatArray, prefers: Sequence[str], rejects: Sequence[str]
-) -> Iterator[Quote]:
+def _quotes(votes: SignedVotes, j: int, x: FloatArray, view: View) -> Iterator[Quote]:
     """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
     people, (margin, with_it, clarity) = votes.held_out.preferences, distinctness(votes.held_out, votes.weights, j)
-    claimed = x * (1.0 if prefers else -1.0)  # the side that the member should prefer
+    claimed = x * (1.0 if view.prefers else -1.0)  # the side that the member should prefer
     clarity = np.where(claimed * margin > 0, clarity, 0.0)
     shown: set[int] = set()
     for pair in np.argsort(-clarity, kind="stable").tolist():
@@ -415,11 +397,11 @@ def _quotes(
             return
         prompt = int(people.prompt_index[pair])
         response = people.a_index[pair] if x[pair] > 0 else people.b_index[pair]
-        sentence = excerpt(str(people.responses[response]), prefers or rejects)
+        sentence = excerpt(str(people.responses[response]), view.prefers or view.rejects)
         if sentence and prompt not in shown:
             shown.add(prompt)
             asked = shortened(Prompt(people.prompts[prompt]).text, PROMPT_LENGTH)
-            yield Quote(asked, sentence, bool(prefers), float(with_it[pair]))
+            yield Quote(asked, sentence, bool(view.prefers), float(with_it[pair]))
 
 
 def distinctness(held_out: HeldOutVotes, weights: FloatArray, j: int) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -101,10 +101,5 @@ def best_of_n(rewards: Sequence[npt.ArrayLike]) -> BestOfN | None:
                 earned = prob @ (of_prompt[np.argsort(of_prompt[:, j], kind="stable")] - base)
                 own[j, index] += earned[j]
                 others[j, index] += (earned.sum() - earned[j]) / max(k - 1, 1)
-    return BestOfN(
-        n=sizes,
-        kl=[best_of_n_kl(n) for n in sizes],
-        own=(own / len(lists)).round(12).tolist(),
-        others=(others / len(lists)).round(12).tolist(),
-        prompts=len(lists),
-    )
+    rewards_of, rewards_of_others = ((total / len(lists)).round(12).tolist() for total in (own, others))
+    return BestOfN(sizes, [best_of_n_kl(n) for n in sizes], rewards_of, rewards_of_others, len(lists))

@@ -16,7 +16,6 @@ definitions and lemmas cited below are from that paper.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -408,21 +407,17 @@ class Reliability:
     """Standard error of ``observed`` if pairs were independent; NaN for a single pair."""
 
 
-def reliability(
-    prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, n_bins: int = 10, strategy: Literal["mass", "width"] = "mass"
-) -> Reliability:
+def reliability(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, n_bins: int = 10) -> Reliability:
     """Compute observed against predicted shares, averaged over bins of similar predictions.
 
-    An ensemble of k members predicts at most 2^k different shares, so ``mass`` bins consist of whole groups of equal
-    predictions. A group belongs to the bin that holds the middle of its mass,
-    bin = floor(n_bins (mass below + mass / 2)). ``width`` bins are [i / n_bins, (i + 1) / n_bins), the last one closed.
-    Empty bins are omitted.
+    Bins have about the same number of pairs. An ensemble of k members predicts at most 2^k different shares, so bins
+    consist of whole groups of equal predictions. A group belongs to the bin that holds the middle of its mass,
+    bin = floor(n_bins (mass below + mass / 2)). Empty bins are omitted.
 
     Args:
         prob_hat: predicted shares, ``(n_pairs,)``.
         prob_a: observed shares, ``(n_pairs,)``.
         n_bins: maximum number of bins.
-        strategy: ``mass`` for bins with about the same number of pairs, ``width`` for bins of equal width.
 
     Example:
         >>> curve = reliability([0.2, 0.2, 0.8, 0.8], [0.0, 0.5, 0.5, 1.0], n_bins=2)
@@ -434,13 +429,8 @@ def reliability(
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, but it is {n_bins}.")
     # Equal sums of weights differ in the last digits with the order of addition; 9 decimals make them equal again.
-    if strategy == "mass":
-        _, group, size = np.unique(np.round(q, 9), return_inverse=True, return_counts=True)
-        position = ((np.cumsum(size) - size / 2.0) / p.size)[group]
-    elif strategy == "width":
-        position = q
-    else:
-        raise ValueError(f"strategy must be 'mass' or 'width', but it is {strategy!r}.")
+    _, group, size = np.unique(np.round(q, 9), return_inverse=True, return_counts=True)
+    position = ((np.cumsum(size) - size / 2.0) / p.size)[group]
     bins = np.minimum(np.floor(np.round(position * n_bins, 9)), n_bins - 1)
     _, bins, count = np.unique(bins, return_inverse=True, return_counts=True)
     observed = np.bincount(bins, p) / count
@@ -451,7 +441,7 @@ def reliability(
 def expected_calibration_error(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, n_bins: int = 10) -> float:
     """Compute the mean distance of the reliability curve from the diagonal, with fractional labels.
 
-    sum_b (count_b / n) |predicted_b - observed_b| over the ``mass`` bins of ``reliability``. A value of zero does not
+    sum_b (count_b / n) |predicted_b - observed_b| over the bins of ``reliability``. A value of zero does not
     imply pairwise calibration: predicting the overall mean for every pair reaches it.
 
     Example:

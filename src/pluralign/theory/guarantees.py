@@ -64,8 +64,7 @@ def opinion_variance(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, n_ties: npt.
         0.125
     """
     each = calibration.sampling_noise(prob_a, n_votes, n_ties) * np.asarray(n_votes, dtype=np.float64)
-    known = each[~np.isnan(each)]
-    return float(known.mean()) if known.size else math.nan
+    return calibration.mean_known(each)
 
 
 def random_ensemble_error(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, k: int, n_ties: npt.ArrayLike = 0) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 from scipy.special import stdtr
 
 from pluralign.theory.calibration import REAL, checked, mean_known
@@ -25,8 +25,8 @@ class Interval:
 
 
 def clustered_interval(
-    values: npt.ArrayLike,
-    clusters: npt.ArrayLike,
+    values: ArrayLike,
+    clusters: ArrayLike,
     level: float = 0.95,
     n_resamples: int = 2000,
     seed: int = 0,
@@ -87,14 +87,7 @@ def clustered_interval(
 
 
 def paired_difference(
-    values_a: npt.ArrayLike,
-    values_b: npt.ArrayLike,
-    clusters: npt.ArrayLike,
-    level: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
-    *,
-    min_clusters: int = 2,
+    values_a: ArrayLike, values_b: ArrayLike, clusters: ArrayLike, level: float = 0.95, *, min_clusters: int = 2
 ) -> Interval:
     """Compute the ``clustered_interval`` of mean (values_a - values_b), for two predictors on the same pairs.
 
@@ -107,10 +100,10 @@ def paired_difference(
     """
     a = checked("values_a", values_a, None, *REAL, missing=True)
     b = checked("values_b", values_b, a.shape, *REAL, missing=True)
-    return clustered_interval(a - b, clusters, level, n_resamples, seed, min_clusters=min_clusters)
+    return clustered_interval(a - b, clusters, level, min_clusters=min_clusters)
 
 
-def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: float = 0.975) -> bool:
+def clearly_lower(values: ArrayLike, clusters: ArrayLike, confidence: float = 0.975) -> bool:
     """Whether a mean over pairs is below 0 by a one-sided t-test over clusters; never with fewer than two clusters.
 
     It serves choices on validation prompts, of which there may be too few for a bootstrap.
@@ -127,7 +120,7 @@ def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: fl
     return p_value_above_zero(-np.asarray(values, dtype=np.float64), clusters) < 1.0 - confidence
 
 
-def p_value_above_zero(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
+def p_value_above_zero(values: ArrayLike, clusters: ArrayLike) -> float:
     """Compute the p-value of a one-sided t-test, over clusters, that a mean over pairs is above 0.
 
     With S_g the sum over the pairs of cluster g and G clusters, t = mean S_g / (sd S_g / √G) has Student's distribution

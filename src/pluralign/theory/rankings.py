@@ -198,12 +198,7 @@ def incidence(orders: IntArray, i: IntArray, j: IntArray) -> FloatArray:
 
 
 def as_matrix(
-    values: FloatArray,
-    i: IntArray,
-    j: IntArray,
-    m: int,
-    opposite: FloatArray | None = None,
-    diagonal: float = np.nan,
+    values: FloatArray, i: IntArray, j: IntArray, m: int, opposite: FloatArray | None = None, diagonal: float = np.nan
 ) -> FloatArray:
     """Return an ``(m, m)`` matrix with values at (i, j), and ``opposite`` or 1 − values at (j, i)."""
     matrix = np.full((m, m), diagonal)
@@ -398,17 +393,9 @@ def decompose(shares: npt.ArrayLike, seed: int = 0, progress: Progress | None = 
         certificate = violated_cycle(table) or _dual_certificate(table, nearest)
         if not exact:  # the local search gives no bound, but a certificate does: every mixture is behind its plane
             least = _depth(certificate) if certificate else 0.0
-    return Decomposition(
-        rankings=rankings,
-        weights=weights,
-        nearest=nearest,
-        realizable=True if realizable else False if certificate else None,
-        distance=distance,
-        distance_at_least=min(max(least, 0.0) ** 2 / len(i), distance),
-        residual=residual,
-        certificate=certificate,
-        exact=exact,
-    )
+    decided = True if realizable else False if certificate else None
+    at_least = min(max(least, 0.0) ** 2 / len(i), distance)
+    return Decomposition(rankings, weights, nearest, decided, distance, at_least, residual, certificate, exact)
 
 
 def violated_cycle(shares: npt.ArrayLike) -> ViolatedInequality | None:

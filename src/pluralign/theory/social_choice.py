@@ -109,14 +109,9 @@ def maximal_lottery(support: FloatArray) -> FloatArray:
     51 (1984).
     """
     n = len(support)
-    solution = linprog(
-        np.append(np.zeros(n), -1.0),  # maximise the value v
-        A_ub=np.column_stack([-(support - 0.5).T, np.ones(n)]),
-        b_ub=np.zeros(n),
-        A_eq=np.append(np.ones(n), 0.0)[None],
-        b_eq=[1.0],
-        bounds=[(0, None)] * n + [(None, None)],
-    )
+    maximise_value = np.append(np.zeros(n), -1.0)
+    payoffs, total = np.column_stack([-(support - 0.5).T, np.ones(n)]), np.append(np.ones(n), 0.0)[None]
+    solution = linprog(maximise_value, payoffs, np.zeros(n), total, [1.0], [(0, None)] * n + [(None, None)])
     lottery = np.clip(solution.x[:n], 0.0, None)
     return np.asarray(lottery / lottery.sum())
 
