@@ -10,10 +10,11 @@ import pytest
 from conftest import run
 from test_ensemble import some_ensemble
 
-from pluralign import Certificate, RewardEnsemble, certify, fit, town_hall
+from pluralign import RewardEnsemble, certify, fit, town_hall
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import DataSummary, EncoderChoice, FitRecord
+from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.pruning import plan_pruning
 from pluralign.theory.guarantees import betting_interval, generalization_bound
 from pluralign.votes.preferences import PreferenceSet
