@@ -1,6 +1,6 @@
 """Is a fine-tuned sentence encoder worth it? ``fit --backbone`` and a fit on frozen features, on the same splits.
 
-    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--json]
+    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--encoder minilm] [--json]
 
 Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
 of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The
@@ -40,10 +40,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10_000, help="pairs of the town hall")
     parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--backbone", default="minilm")
-    parser.add_argument("--precision", default="auto", help="of training and encoding; auto: bfloat16 if it is faster")
-    parser.add_argument("--epochs", type=float)
-    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     true_prob = None
@@ -69,7 +66,7 @@ def main() -> None:
         return
     title = "true error" if true_prob is not None else "held-out Brier score, corrected"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for heading in ("split", "fit --backbone", "frozen", "ratio", "used", "Brier: tuned", "frozen", "minutes"):
+    for heading in ("split", "attention", "frozen", "ratio", "used", "Brier: tuned", "frozen", "minutes"):
         table.add_column(heading, justify="right")
     for row in rows:
         cells = (f"{row['tuned']:.4f}", f"{row['frozen']:.4f}", f"{row['tuned'] / row['frozen']:.3f}")
@@ -89,15 +86,14 @@ def measure(
     """Fit both ensembles on one split and return their errors on its held-out prompts."""
     rows = votes.test_mask(TEST_FRACTION, seed=seed)
     test = votes[rows]
-    given = {name: getattr(arguments, name) for name in ("epochs", "learning_rate") if getattr(arguments, name)}
-    options: dict[str, Any] = {"seed": seed, "test_fraction": TEST_FRACTION, "precision": arguments.precision}
+    options: dict[str, Any] = {"seed": seed, "test_fraction": TEST_FRACTION, "encoder": arguments.encoder}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        tuned = pluralign.fit(votes, folder=Path(folder), backbone=arguments.backbone, **given, **options)
+        tuned = pluralign.fit(votes, folder=Path(folder), pooling="attention", **options)
         seconds = time.perf_counter() - started
         choice = tuned.record.encoders
         shares = {"tuned": tuned.prob_hat(test)}
-    frozen: RewardEnsemble = pluralign.fit(votes, encoder=arguments.backbone, **options)
+    frozen: RewardEnsemble = pluralign.fit(votes, **options)
     shares["frozen"] = frozen.prob_hat(test)
     target = test.prob_a if true_prob is None else true_prob[rows]
     errors = {name: (share - target) ** 2 for name, share in shares.items()}

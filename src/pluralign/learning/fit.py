@@ -138,10 +138,6 @@ def fit(
 # about the method on these votes; the ensemble that is saved has its own held-out prompts.
 
 
-READING, BASELINE = "reading/", "baseline/"
-"""Prefixes of the stored predictions of a fold."""
-
-
 def fold_of_prompts(preferences: PreferenceSet, folds: int, seed: int = 0) -> IntArray:
     """Return the fold that tests each prompt, ``(n_prompts,)``. Folds differ by at most one prompt in size.
 
@@ -172,19 +168,16 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
     """
     votes, options = data.preferences, data.options
     fold = fold_of_prompts(votes, folds, options.seed)[votes.prompt_index]
-    pooled: dict[str, FloatArray] = {}
+    pooled: dict[str, dict[str, FloatArray]] = {"readings": {}, "baselines": {}}
     for number in range(folds):
         data.watcher.fold(number + 1, folds)
         unsaved = Checkpoints(None, {}, data.checkpoints.processes)
         part = replace(data, test_rows=fold == number, checkpoints=unsaved, watcher=FitWatcher())
         step, predict = f"fold-{number}-of-{folds}", partial(_predict, part, raters)
-        shares = data.checkpoints.keep(step, dict[str, FloatArray], predict)
-        for name, share in shares.items():
-            pooled.setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
-    readings, baselines = (
-        {name.removeprefix(kind): share for name, share in pooled.items() if name.startswith(kind)}
-        for kind in (READING, BASELINE)
-    )
+        for kind, shares in data.checkpoints.keep(step, dict[str, dict[str, FloatArray]], predict).items():
+            for name, share in shares.items():
+                pooled[kind].setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
+    readings, baselines = pooled["readings"], pooled["baselines"]
     fits = measure.baselines_of(fitted)
     predictions = {
         name: measure.BaselinePrediction(baselines[name], fits[name].k) for name in fits if name in baselines
@@ -193,11 +186,10 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
     return replace(figures, voices=measure.evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
 
 
-def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, FloatArray]:
+def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, dict[str, FloatArray]]:
     """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
     ensemble, held_out = fit_members(data, raters)
     test, processes = held_out.preferences, data.checkpoints.processes
     features = measure.gather_rows(data.features, rows_of_texts(test, data.preferences), processes)
     own, baselines = measure.read_ensemble(ensemble, test, features)
-    shares = {f"{READING}{name}": share for name, share in own.readings.items()}
-    return shares | {f"{BASELINE}{name}": found.share for name, found in baselines.items()}
+    return {"readings": dict(own.readings), "baselines": {name: found.share for name, found in baselines.items()}}
