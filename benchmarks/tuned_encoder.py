@@ -1,12 +1,12 @@
-"""Is a fine-tuned sentence encoder worth it? ``fit --backbone`` and a fit on frozen features, on the same splits.
+"""Is a trained pooling worth it? ``fit --pooling attention`` and a fit on frozen features, on the same splits.
 
     python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--encoder minilm] [--json]
 
 Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
 of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The
-interval is that of the difference by prompt, ``fit --backbone`` minus frozen, over the prompts of all splits.
+interval is that of the difference by prompt, ``--pooling attention`` minus frozen, over the prompts of all splits.
 
-``fit --backbone`` uses the tuned or the frozen encoder, as validation prompts say. The columns "tuned" and "frozen" of
+``fit`` uses the trained or the frozen features, as validation prompts say. The columns "tuned" and "frozen" of
 the held-out Brier score (corrected) show both, whichever is used; the JSON has their difference with its interval.
 """
 
