@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 IGNORED = (
     "seconds", "seconds_encoding", "seconds_members", "baseline_seconds", "versions", "processes", "sha256", "file",
-    "format_version", "command",
+    "format_version", "command", "identity",
 )  # fmt: skip
 
 
