@@ -207,7 +207,8 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
     inputs = inputs_of(vectors)
-    share = teacher.prob_mixture(inputs[items.a] - inputs[items.b])
+    damped = teacher.damp(inputs[items.a] - inputs[items.b])
+    share = (1 / (1 + np.exp(-(damped @ teacher.voices)))) @ teacher.voice_weights
     np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
     span = teacher.axes @ (teacher.axes.T @ teacher.voices)
     np.testing.assert_allclose(span, teacher.voices, atol=1e-3)
