@@ -81,7 +81,7 @@ def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(
     assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_frozen)
     assert isinstance(ensemble.features, TextFeatures)
     assert not list((tmp_path / "worse").glob("backbone*"))
-    assert encoder_sentence(choice).startswith("The frozen model is used: fine-tuning did not clearly help")
+    assert encoder_sentence(choice).startswith("The frozen features are used: training did not clearly help")
 
 
 @pytest.mark.slow

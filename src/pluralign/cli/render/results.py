@@ -214,24 +214,24 @@ def _how_fitted(record: FitRecord) -> Iterator[str]:
 
 
 USED_MODEL = {
-    "tuned": "The fine-tuned model is used.",
-    "outputs": "The fine-tuned model is used, with members that combine its trained outputs.",
-    "frozen": "The frozen model is used: fine-tuning did not clearly help on validation prompts.",
+    "tuned": "The trained features are used.",
+    "outputs": "The trained features are used, with members that combine the model's outputs.",
+    "frozen": "The frozen features are used: training did not clearly help on validation prompts.",
 }
 
 
 def encoder_sentence(choice: EncoderChoice) -> str:
-    """Return which model is used, and the validation and held-out figures of all fits.
+    """Return which features are used, and the validation and held-out figures of all fits.
 
     Example:
         >>> print(encoder_sentence(EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)))
-        The fine-tuned model is used.
-        Brier score on validation prompts: 0.0568 fine-tuned, 0.0584 frozen.
-        Held-out Brier score (corrected): 0.0246 fine-tuned, 0.0268 frozen.
-        Held-out difference from frozen: −0.0022 [−0.0030, −0.0014] fine-tuned.
+        The trained features are used.
+        Brier score on validation prompts: 0.0568 trained, 0.0584 frozen.
+        Held-out Brier score (corrected): 0.0246 trained, 0.0268 frozen.
+        Held-out difference from frozen: −0.0022 [−0.0030, −0.0014] trained.
     """
     tuned = TunedFit(choice.validation_tuned, choice.test_tuned, choice.difference, choice.low, choice.high)
-    fits = {"fine-tuned": tuned} | ({"outputs": choice.outputs} if choice.outputs else {})
+    fits = {"trained": tuned} | ({"outputs": choice.outputs} if choice.outputs else {})
 
     def named(figures: Mapping[str, float | None]) -> str:
         return ", ".join(f"{score:.4f} {name}" for name, score in figures.items() if score is not None)
