@@ -1,4 +1,5 @@
-"""Builds a set of votes row by row: reports or counts invalid rows, stores texts once, merges the votes of a pair."""
+"""Builds a set of votes row by row: reports or counts invalid rows, stores texts once, merges the votes of a pair, and
+keeps what single people said."""
 
 import logging
 import math
@@ -14,7 +15,8 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet, by_first_appearance, object_array
+from pluralign.votes.judgments import Judgments, by_first_appearance
+from pluralign.votes.preferences import PreferenceSet, object_array
 from pluralign.votes.prompts import PromptLike
 
 LONGEST_INTEGER = 10_000
@@ -78,6 +80,9 @@ class Comparisons:
         self._responses: dict[str, int] = {}
         self._numbers = {name: array("q") for name in ("row", "prompt", "a", "b", "votes_a", "votes_b", "ties")}
         self._annotators: list[Any] = []
+        # Rankings and scores: what was added at once, from its first row, and its responses with scores rater by rater.
+        self._ranked = {name: array("q") for name in ("first", "prompt", "responses", "raters")}
+        self._entries, self._scores = array("q"), array("d")
         self._columns: dict[str, list[Any]] = {}
         self._words: dict[str, str] = {}
 
@@ -113,6 +118,7 @@ class Comparisons:
         *,
         annotator: Any = None,
         columns: Mapping[str, Any] | None = None,
+        judged_only: bool = False,
     ) -> None:
         """Add every pair of ``responses``. Each rater votes for the response with the higher score; equal scores tie.
 
@@ -123,6 +129,7 @@ class Comparisons:
             scores: ``(m, n_raters)``; NaN for no score, and then no vote of that rater on pairs with the response.
             annotator: the rater, if there is only one.
             columns: further values of the row.
+            judged_only: leave out pairs on which nobody votes.
         """
         if len(responses) < 2:
             have = "only one response" if responses else "no response"
@@ -135,8 +142,17 @@ class Comparisons:
         votes_a = (scores[first] > scores[second]).sum(axis=1)
         votes_b = (scores[first] < scores[second]).sum(axis=1)
         ties = (scores[first] == scores[second]).sum(axis=1)
+        if judged_only:
+            judged = votes_a + votes_b + ties > 0
+            first, second, votes_a, votes_b, ties = (x[judged] for x in (first, second, votes_a, votes_b, ties))
         n = len(first)
         same_row, same_prompt = np.full(n, row), np.full(n, self._prompts.setdefault(prompt, len(self._prompts)))
+        if n:
+            of_row = (len(self._annotators), same_prompt[0], len(ids), scores.shape[1])
+            for numbers, value in zip(self._ranked.values(), of_row, strict=True):
+                numbers.append(value)
+            self._entries.frombytes(np.tile(ids, scores.shape[1]).astype(np.int64).tobytes())
+            self._scores.frombytes(scores.T.astype(np.float64).tobytes())
         arrays = (same_row, same_prompt, ids[first], ids[second], votes_a, votes_b, ties)
         for numbers, values in zip(self._numbers.values(), arrays, strict=True):
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
@@ -180,17 +196,20 @@ class Comparisons:
             min_votes: minimum votes per pair, unless ``options`` has one.
             drop_few: drop and count pairs with fewer votes. Otherwise they are bad rows.
         """
-        return self._counted(self._merged(options) if merge else self._unmerged(), options, min_votes, drop_few)[0]
+        merged = self._merged(options) if merge else self._unmerged()
+        judgments = self._judgments(merged.counts, single=merge)
+        return self._counted(merged, judgments, options, min_votes, drop_few)[0]
 
     def finish_single(
         self, options: LoadOptions, *, min_votes: int = 2
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
-        The value is 1 for response a of the pair, 0 for b and 1/2 for a tie. Every row added must be one vote.
+        The judgments of the pairs are linked by annotator; a vote without one is that of another person. The value is 1 for response a of the pair, 0 for b and 1/2 for a tie. Every row added must be one vote.
         """
         merged = self._merged(options)
-        preferences, kept = self._counted(merged, options, min_votes, drop_few=False)
+        judgments = self._judgments(merged.counts, single=True, linked=True)
+        preferences, kept = self._counted(merged, judgments, options, min_votes, drop_few=False)
         numbers = self._arrays()
         tie = numbers["ties"] > 0
         votes = np.flatnonzero(merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop")))
@@ -198,6 +217,48 @@ class Comparisons:
         position = np.cumsum(kept) - 1
         annotators = [self._annotators[vote] for vote in votes.tolist()]
         return preferences, position[merged.pair[votes]], annotators, chose_a[votes]
+
+    def _judgments(self, counts: Mask, *, single: bool, linked: bool = False) -> Judgments | None:
+        """Return what single people said, with positions in the texts as collected.
+
+        None if nothing tells more than the counts: no ranking has three responses, and no annotator several rankings.
+
+        Args:
+            counts: whether a row counts. A ranking of which a row does not is dropped.
+            single: whether a row that was added alone is one vote.
+            linked: whether an annotator is the same person for all prompts. Otherwise links hold within a prompt.
+        """
+        numbers, who = self._arrays(), self._who()
+        if len(self._ranked["first"]):
+            ranked = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._ranked.items()}
+            kept = np.add.reduceat(~counts, ranked["first"]) == 0
+            who, prompt = np.where(ranked["raters"] == 1, who[ranked["first"]], -1), ranked["prompt"]
+            who, prompt, sizes, kept = (
+                np.repeat(values, ranked["raters"]) for values in (who, prompt, ranked["responses"], kept)
+            )
+            response, score = np.frombuffer(self._entries, np.int64), np.frombuffer(self._scores)
+        elif single:
+            kept = counts & (numbers["votes_a"] + numbers["votes_b"] + numbers["ties"] > 0)
+            prompt, sizes = numbers["prompt"], np.full(len(who), 2)
+            response = np.stack([numbers["a"], numbers["b"]], axis=1).ravel()
+            score = np.stack([numbers["votes_a"], numbers["votes_b"]], axis=1).ravel()
+        else:
+            return None
+        if sizes.max(initial=0) < 3 and (who < 0).all():
+            return None
+        entries = np.repeat(kept, sizes)
+        who, prompt, sizes = who[kept], prompt[kept], sizes[kept]
+        person = np.where(who < 0, who.max(initial=0) + 1 + np.arange(len(who)), who)
+        if not linked:
+            _, person = np.unique(person * len(self._prompts) + prompt, return_inverse=True)
+        judgments = Judgments.from_scores(person, prompt, sizes, response[entries], score[entries], linked=linked)
+        return judgments if len(judgments) and (linked or judgments.tell_more.any()) else None
+
+    def _who(self) -> IntArray:
+        """Return the annotator of each row as a number from 0, or -1 if there is none, ``(n_rows,)``."""
+        number: dict[Any, int] = {None: -1}
+        each = (number.setdefault(annotator, len(number) - 1) for annotator in self._annotators)
+        return np.fromiter(each, np.int64, len(self._annotators))
 
     def _arrays(self) -> dict[str, IntArray]:
         return {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}
@@ -235,17 +296,15 @@ class Comparisons:
         return _Merged(rows, merged, pair.astype(np.int64), swapped, counts)
 
     def _repeated_votes(self, group: IntArray) -> Mask:
+        known = np.flatnonzero((who := self._who()) >= 0)
         repeated = np.zeros(len(group), dtype=bool)
-        seen: set[tuple[int, Any]] = set()
-        for position, annotator in enumerate(self._annotators):
-            if annotator is not None:
-                vote = (int(group[position]), annotator)
-                repeated[position] = vote in seen
-                seen.add(vote)
+        repeated[known] = True
+        _, first = np.unique(who[known] * len(group) + group[known], return_index=True)
+        repeated[known[first]] = False
         return repeated
 
     def _counted(
-        self, merged: "_Merged", options: LoadOptions, min_votes: int, drop_few: bool
+        self, merged: "_Merged", judgments: Judgments | None, options: LoadOptions, min_votes: int, drop_few: bool
     ) -> tuple[PreferenceSet, Mask]:
         """Return the pairs with enough votes, and which of the merged pairs they are."""
         least = max(1, min_votes if options.min_votes is None else options.min_votes)
@@ -275,6 +334,7 @@ class Comparisons:
             columns={key: values[~few] for key, values in columns.items()},
             dropped=dropped | bad.counts,
             name=bad.file,
+            judgments=judgments,
         )
         return preferences, ~few
 

@@ -157,18 +157,32 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     named = dict(texts) if isinstance(texts, Mapping) else dict(enumerate(read_list(texts, "responses")))
     place = {str(key): position for position, key in enumerate(named)}
     rankings = [record["ranking"]] if "ranking" in record else read_list(record.get("rankings"), "rankings")
-    scores = np.empty((len(named), len(rankings)))
-    for rater, ranking in enumerate(rankings):
-        order = [place.get(str(key)) for key in read_list(ranking, "ranking")]
-        if None in order or sorted(order) != list(range(len(named))):  # type: ignore[type-var]
-            problem = f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once"
-            remedy = "list the key of every response (or its index, from 0), best first"
-            raise RowError("incomplete ranking", problem, remedy)
-        scores[np.array(order, dtype=np.int64), rater] = -np.arange(len(order))
+    scores = np.array([_read_ranking(ranking, place, number) for number, ranking in enumerate(rankings, 1)]).T
+    scores = scores.reshape(len(named), len(rankings))
     answers = [read_response(text, "responses") for text in named.values()]
     annotator = _voter(record) if "ranking" in record else None
     prompt = read_prompt(record.get("prompt"))
-    into.add_all_pairs(row, prompt, answers, scores, annotator=annotator, columns=_others(record))
+    others = _others(record)
+    into.add_all_pairs(row, prompt, answers, scores, annotator=annotator, columns=others, judged_only=True)
+
+
+def _read_ranking(ranking: Any, place: Mapping[str, int], number: int) -> list[float]:
+    """Return a score for each response: minus its place, NaN if it is left out."""
+    scores = [math.nan] * len(place)
+    listed = read_list(ranking, "ranking")
+    for position, entry in enumerate(listed):
+        keys = read_list(entry, "ranking") if isinstance(entry, list | tuple | np.ndarray) else [entry]
+        at = [place.get(str(key)) for key in keys]
+        if not at or None in at or len(set(at)) < len(at) or not all(math.isnan(scores[i]) for i in at):  # type: ignore[index]
+            listed = []
+            break
+        for i in at:
+            scores[i] = -position  # type: ignore[index]
+    if place and not listed:
+        problem = f"ranking {number} is {shown(ranking)}, but must name responses, each at most once"
+        remedy = "list their keys (or indices, from 0), best first, and those that tie as a list in the list"
+        raise RowError("invalid ranking", problem, remedy)
+    return scores
 
 
 def _score_lists(record: Record, row: int, into: Comparisons) -> None:

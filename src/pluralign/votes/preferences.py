@@ -1,4 +1,4 @@
-"""Votes in memory: distinct prompts and responses, pairs as index arrays into them, and vote counts.
+"""Votes in memory: distinct prompts and responses, pairs as index arrays into them, vote counts, and judgments.
 
 Defined here: how ties count, how pairs are split by prompt, and the files of a set: Parquet, which is read back
 exactly, and JSON Lines in the wide layout. Other files become votes in ``load`` and ``layouts``.
@@ -25,6 +25,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.late import late
+from pluralign.votes.judgments import Judgments, by_first_appearance, concatenated
 from pluralign.votes.options import TIE_RULES, Loaded, TieRule
 from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, prompts_to_hold_out
 
@@ -53,25 +54,6 @@ def distinct(values: Sequence[Any]) -> tuple[list[Any], IndexArray]:
     return list(position), index
 
 
-def by_first_appearance(index: npt.NDArray[Any]) -> tuple[IntArray, IndexArray]:
-    """Return the distinct values of ``index`` in order of first appearance, and the number of each value in that order.
-
-    Args:
-        index: small integers from 0.
-
-    Example:
-        >>> by_first_appearance(np.array([7, 3, 7, 5]))
-        (array([7, 3, 5]), array([0, 1, 0, 2], dtype=int32))
-    """
-    n = len(index)
-    first_use = np.full(int(index.max()) + 1 if n else 0, n, dtype=np.int64)
-    first_use[index[::-1]] = np.arange(n)[::-1]  # the last assignment to a place wins
-    used = np.argsort(first_use, kind="stable")[: int((first_use < n).sum())]
-    number = np.empty(len(first_use), dtype=np.int32)
-    number[used] = np.arange(len(used), dtype=np.int32)
-    return used, number[index].astype(np.int32)
-
-
 def _used(table: ObjectArray, index: npt.NDArray[Any]) -> tuple[ObjectArray, IndexArray]:
     """Keep the entries of ``table`` that ``index`` uses, in order of first use, and renumber ``index``.
 
@@ -92,6 +74,9 @@ def _used(table: ObjectArray, index: npt.NDArray[Any]) -> tuple[ObjectArray, Ind
 SAVED_FORMATS = ("parquet", "jsonl", "jsonl.gz")
 RESERVED_COLUMNS = ("prompt", "prompt_is_chat", "response_a", "response_b", "votes_a", "votes_b", "ties")
 _METADATA_KEY = b"pluralign"
+_JUDGMENTS_KEY = b"pluralign judgments"
+ENOUGH_JUDGMENTS = 0.1
+"""Share of the votes from which judgments that tell more than counts are worth a fit of their own."""
 _PER_PAIR = ("prompt_index", "a_index", "b_index", "votes_a", "votes_b", "ties")
 
 
@@ -143,6 +128,8 @@ class PreferenceSet:
     """Source of the votes."""
     loaded: Loaded | None = None
     """How these votes were read. None for votes made in Python, also by selecting some pairs of a set."""
+    judgments: Judgments | None = None
+    """What single people said, of which the counts are the sums. None where only counts are known."""
 
     @classmethod
     def from_indices(
@@ -158,7 +145,8 @@ class PreferenceSet:
     ) -> "PreferenceSet":
         """Create a set from distinct texts and arrays of positions in them. Unused texts are dropped.
 
-        ``fields`` are further fields of the set: ``ties``, ``tie_rule``, ``columns``, ``dropped`` and ``name``.
+        ``fields`` are further fields of the set: ``ties``, ``tie_rule``, ``columns``, ``dropped``, ``name`` and
+        ``judgments`` (with positions in the same texts).
 
         Example:
             >>> votes = PreferenceSet.from_indices(["Tea?"], ["Yes.", "No."], [0], [0], [1], [3], [2])
@@ -197,13 +185,32 @@ class PreferenceSet:
         return cls.from_indices(prompts, responses, prompt_index, index[:n], index[n:], votes_a, votes_b, **fields)
 
     def _numbered(self) -> "PreferenceSet":
-        """Return the checked set with its texts numbered by first appearance, and without unused ones."""
+        """Return the checked set with its texts numbered by first appearance, and without unused ones.
+
+        Judgments are restricted to the responses that occur in a pair of their prompt, see ``Judgments.restricted``.
+        """
         prompts, prompt_index = _used(self.prompts, self.prompt_index)
         both = np.stack([self.a_index, self.b_index], axis=1).ravel()
         responses, response_index = _used(self.responses, both)
         a, b = response_index[0::2].copy(), response_index[1::2].copy()
         texts: dict[str, Any] = {"prompts": prompts, "responses": responses}
+        if self.judgments is not None:
+            texts["judgments"] = self._renumbered_judgments(self.judgments, prompt_index, response_index)
         return replace(self, **texts, prompt_index=prompt_index, a_index=a, b_index=b, loaded=None)._checked()
+
+    def _renumbered_judgments(
+        self, judgments: Judgments, prompt_index: IndexArray, response_index: IndexArray
+    ) -> Judgments | None:
+        """Return the judgments on texts of the pairs, which have the given new numbers; None if there are none."""
+        width = len(self.responses)
+        both = np.stack([self.a_index, self.b_index], axis=1).ravel()
+        in_pairs = np.repeat(self.prompt_index.astype(np.int64), 2) * width + both
+        kept = judgments.restricted(np.isin(judgments.keys(width), in_pairs))
+        if not len(kept):
+            return None
+        new_prompt, new_response = np.empty(len(self.prompts), np.int32), np.empty(width, np.int32)
+        new_prompt[self.prompt_index], new_response[both] = prompt_index, response_index
+        return replace(kept, prompt=new_prompt[kept.prompt], response=new_response[kept.response])
 
     def _checked(self) -> "PreferenceSet":
         lengths = {len(array) for array in (self.prompt_index, self.a_index, self.votes_a, self.votes_b, self.ties)}
@@ -225,17 +232,20 @@ class PreferenceSet:
         return len(self.votes_a)
 
     def __repr__(self) -> str:
+        judged = f", {self.judgments.n:,} judgments" if self.judgments is not None else ""
         return (
             f"PreferenceSet({self.name or 'votes'}: {len(self):,} pairs, {len(self.prompts):,} prompts, "
-            f"{len(self.responses):,} responses, {self.n_votes.sum():,.0f} votes)"
+            f"{len(self.responses):,} responses, {self.n_votes.sum():,.0f} votes{judged})"
         )
 
     def _repr_html_(self) -> str:
         return str(late("publishing.notebook", "preferences_html")(self))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both have the same pairs in the same order, with the same votes and columns."""
-        return isinstance(other, PreferenceSet) and self.to_table().equals(other.to_table(), check_metadata=False)
+        """Return whether both have the same pairs in the same order, with the same votes, columns and judgments."""
+        if not isinstance(other, PreferenceSet) or self.judgments != other.judgments:
+            return False
+        return bool(self._table().equals(other._table()))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -258,8 +268,23 @@ class PreferenceSet:
         for_a = {"drop": 0.0, "half": 0.5, "fixed": (1 - np.sign(self.votes_a - self.votes_b)) / 2}[self.tie_rule]
         return np.asarray((self.votes_a + for_a * self.ties) / self.n_votes, dtype=np.float64)
 
+    @cached_property
+    def whole_judgments(self) -> Judgments | None:
+        """The judgments, if those that tell more than the counts make up a tenth of all votes; else None.
+
+        A ranking of L responses holds L(L − 1)/2 votes.
+        """
+        if self.judgments is None:
+            return None
+        sizes = self.judgments.sizes[self.judgments.tell_more]
+        everyone = (self.votes_a + self.votes_b + self.ties).sum()
+        return self.judgments if (sizes * (sizes - 1) // 2).sum() >= ENOUGH_JUDGMENTS * everyone else None
+
     def __getitem__(self, rows: slice | npt.ArrayLike) -> "PreferenceSet":
-        """Return the pairs at ``rows`` (a slice, indices or a mask) as a new set."""
+        """Return the pairs at ``rows`` (a slice, indices or a mask) as a new set.
+
+        Judgments are kept as far as their responses still occur in a pair of their prompt.
+        """
         pick: Any = rows if isinstance(rows, slice) else np.asarray(rows)
         if not isinstance(pick, slice) and (pick.ndim != 1 or pick.dtype.kind not in "biu"):
             pick = np.asarray(pick, dtype=np.int64).reshape(-1)
@@ -345,7 +370,21 @@ class PreferenceSet:
         return replace(plain, columns={**plain.columns, "split": side}, loaded=None)
 
     def to_table(self) -> pa.Table:
-        """Return a wide Arrow table with one row per pair and dictionary-encoded texts."""
+        """Return a wide Arrow table with one row per pair and dictionary-encoded texts.
+
+        All else is in its metadata, also the judgments.
+        """
+        facts = {"tie_rule": self.tie_rule, "dropped": dict(self.dropped), "name": self.name}
+        metadata = {_METADATA_KEY: json.dumps(facts).encode()}
+        if self.judgments is not None:
+            metadata[_JUDGMENTS_KEY] = b"%d,%d,%d:" % self._size + self.judgments.to_bytes()
+        return self._table().replace_schema_metadata(metadata)
+
+    @property
+    def _size(self) -> tuple[int, int, int]:
+        return len(self), len(self.prompts), len(self.responses)
+
+    def _table(self) -> pa.Table:
         chat = np.array([Prompt(prompt).is_chat for prompt in self.prompts], dtype=bool)
         prompts = pa.array([Prompt(prompt).key for prompt in self.prompts], pa.large_string())
         responses = pa.array(self.responses, pa.large_string())
@@ -357,12 +396,15 @@ class PreferenceSet:
             **{name: pa.array(getattr(self, name)) for name in ("votes_a", "votes_b", "ties")},
             **{name: pa.array(values, from_pandas=values.dtype == object) for name, values in self.columns.items()},
         }
-        facts = {"tie_rule": self.tie_rule, "dropped": dict(self.dropped), "name": self.name}
-        return pa.table(arrays, metadata={_METADATA_KEY: json.dumps(facts).encode()})
+        return pa.table(arrays)
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "PreferenceSet":
-        """Create a set from a table of ``to_table``."""
+        """Create a set from a table of ``to_table``.
+
+        Raises:
+            UsageError: it has judgments, and rows were added or removed.
+        """
         prompt_index, prompt_texts = _decode_dictionary(table["prompt"])
         a_index, a_texts = _decode_dictionary(table["response_a"])
         b_index, b_texts = _decode_dictionary(table["response_b"])
@@ -377,9 +419,15 @@ class PreferenceSet:
         a, b = position[: len(a_texts)][a_index], position[len(a_texts) :][b_index]
         votes_a, votes_b, ties = (table[name].to_numpy() for name in ("votes_a", "votes_b", "ties"))
         columns = {name: _to_numpy(table[name]) for name in table.column_names if name not in RESERVED_COLUMNS}
-        facts = json.loads((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
-        facts |= {"ties": ties, "columns": columns}
-        return cls.from_indices(prompts, responses, prompt_of_pair, a, b, votes_a, votes_b, **facts)
+        metadata = table.schema.metadata or {}
+        facts = json.loads(metadata.get(_METADATA_KEY, b"{}")) | {"ties": ties, "columns": columns}
+        counts = cls.from_indices(prompts, responses, prompt_of_pair, a, b, votes_a, votes_b, **facts)
+        if _JUDGMENTS_KEY not in metadata:
+            return counts
+        size, _, judgments = metadata[_JUDGMENTS_KEY].partition(b":")
+        if size != b"%d,%d,%d" % counts._size:
+            raise UsageError("the judgments are those of another table: select pairs of the PreferenceSet instead.")
+        return replace(counts, judgments=Judgments.from_bytes(judgments))
 
     def to_records(self) -> Iterator[dict[str, Any]]:
         """Yield one dict per pair, in the wide layout that ``load_preferences`` reads."""
@@ -396,7 +444,8 @@ class PreferenceSet:
         """Write the set to a file, atomically.
 
         Args:
-            path: ends in ``.parquet`` (``load`` reads it back exactly), ``.jsonl`` or ``.jsonl.gz``.
+            path: ends in ``.parquet`` (``load`` reads it back exactly), ``.jsonl`` or ``.jsonl.gz`` (counts per pair,
+                without judgments).
         """
         suffix = "".join(Path(path).suffixes[-2:] if str(path).endswith(".gz") else Path(path).suffixes[-1:])[1:]
         if suffix not in SAVED_FORMATS:
@@ -430,13 +479,16 @@ class PreferenceSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that a fit depends on: texts, pairs, votes and splits. Saved ensembles store it."""
+        """Hash of all that a fit depends on: texts, pairs, votes, splits, judgments. Saved ensembles store it."""
         digest = hashlib.sha256(self.tie_rule.encode())
         for text in (*(Prompt(prompt).key for prompt in self.prompts), *self.responses):
             digest.update(hashlib.sha256(text.encode()).digest())
         for array in (self.prompt_index, self.a_index, self.b_index, self.votes_a, self.votes_b, self.ties):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(json.dumps([str(value) for value in self.columns.get("split", ())]).encode())
+        if (judged := self.judgments) is not None:
+            for array in (judged.person, judged.prompt, judged.start, judged.response, judged.place):
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
 
@@ -467,6 +519,8 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     """Join sets that have the same tie rule. A column that one of them does not have is null in its pairs.
 
+    Persons in the judgments of different sets are different people.
+
     Example:
         >>> tea = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [3], [2])
         >>> concatenate([tea, tea]).votes_a
@@ -478,11 +532,22 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     if len(rules) != 1:
         raise UsageError(f"sets to concatenate must have the same tie rule, but there are {len(rules)}.")
     joined = PreferenceSet.from_table(
-        pa.concat_tables([votes.to_table() for votes in sets], promote_options="permissive")
+        pa.concat_tables([votes._table() for votes in sets], promote_options="permissive")
     )
+    judgments = None
+    if judged := [votes for votes in sets if votes.judgments is not None]:
+        prompt_of = {prompt: position for position, prompt in enumerate(joined.prompts)}
+        response_of = {response: position for position, response in enumerate(joined.responses)}
+        parts = []
+        for votes in judged:
+            prompts = np.array([prompt_of[prompt] for prompt in votes.prompts], np.int32)
+            responses = np.array([response_of[response] for response in votes.responses], np.int32)
+            part = votes.judgments
+            parts.append(replace(part, prompt=prompts[part.prompt], response=responses[part.response]))
+        judgments = concatenated(parts)
     dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())
     name = "+".join(dict.fromkeys(votes.name for votes in sets if votes.name))
-    return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name)
+    return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name, judgments=judgments)
 
 
 def texts_of(preferences: PreferenceSet) -> list[Item]:

@@ -21,7 +21,8 @@ from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.layouts import recognise
 from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
-from pluralign.votes.preferences import PreferenceSet, by_first_appearance
+from pluralign.votes.judgments import Judgments, by_first_appearance
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 

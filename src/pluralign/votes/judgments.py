@@ -1,0 +1,260 @@
+"""Judgments: what single people said about the responses to a prompt, of which vote counts keep only the sums.
+
+Rankings, scores and several votes by one person on a prompt are all kept as rankings, with ties and missing responses.
+"""
+
+import base64
+import zlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
+
+if TYPE_CHECKING:
+    from pluralign.votes.preferences import PreferenceSet
+
+_ARRAYS = ("person", "prompt", "start", "response", "place")
+
+
+def by_first_appearance(index: npt.ArrayLike) -> tuple[IntArray, IndexArray]:
+    """Return the distinct values of ``index`` in order of first appearance, and the number of each value in that order.
+
+    Args:
+        index: small integers from 0.
+
+    Example:
+        >>> by_first_appearance(np.array([7, 3, 7, 5]))
+        (array([7, 3, 5]), array([0, 1, 0, 2], dtype=int32))
+    """
+    index = np.asarray(index)
+    n = len(index)
+    first_use = np.full(int(index.max()) + 1 if n else 0, n, dtype=np.int64)
+    first_use[index[::-1]] = np.arange(n)[::-1]  # the last assignment to a place wins
+    used = np.argsort(first_use, kind="stable")[: int((first_use < n).sum())]
+    number = np.empty(len(first_use), dtype=np.int32)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    return used, number[index].astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Judgments:
+    """What single people said about the responses to one prompt: rankings, with ties and missing responses.
+
+    A vote on a pair is a ranking of two. A judgment is all that one person said about one prompt.
+    """
+
+    person: IndexArray
+    """Who, ``(n_rankings,)``, numbered from 0 by first appearance. Without rater ids a person has rankings on one
+    prompt only."""
+    prompt: IndexArray
+    """Prompt of each ranking, an index into the prompts of the set, ``(n_rankings,)``."""
+    start: IntArray
+    """The entries of ranking i are ``start[i]:start[i + 1]``, ``(n_rankings + 1,)``."""
+    response: IndexArray
+    """Response of each entry, an index into the responses of the set, best first within a ranking, ``(n_entries,)``.
+    A ranking has each response once."""
+    place: IndexArray
+    """Place of each entry in its ranking, 0 for the best, ``(n_entries,)``. Equal places tie: 0, 0, 1, 2, …"""
+    linked: bool = False
+    """Whether persons are known across prompts (rater ids)."""
+
+    @classmethod
+    def from_scores(
+        cls,
+        person: npt.ArrayLike,
+        prompt: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        response: npt.ArrayLike,
+        score: npt.ArrayLike,
+        *,
+        linked: bool = False,
+    ) -> "Judgments":
+        """Create rankings from scores. Rankings with fewer than two responses are dropped.
+
+        Args:
+            person: of each ranking, small integers from 0, ``(n_rankings,)``.
+            prompt: of each ranking, ``(n_rankings,)``.
+            sizes: number of entries of each ranking, ``(n_rankings,)``.
+            response: of each entry, ``(n_entries,)``. A response that is given twice keeps its best place.
+            score: of each entry, higher is better; equal scores tie, and NaN is not judged, ``(n_entries,)``.
+            linked: whether persons are known across prompts.
+
+        Example:
+            >>> one = Judgments.from_scores([0], [0], [4], [5, 6, 7, 8], [2.0, 9.0, np.nan, 2.0])
+            >>> one.response, one.place
+            (array([6, 5, 8], dtype=int32), array([0, 1, 1], dtype=int32))
+        """
+        response, score = np.asarray(response, np.int64), np.asarray(score, np.float64)
+        ranking = np.repeat(np.arange(len(np.asarray(sizes))), sizes)
+        best_first = np.lexsort((-score, ranking))
+        best_first = best_first[~np.isnan(score[best_first])]
+        ranking, response, score = ranking[best_first], response[best_first], score[best_first]
+        _, first = np.unique(ranking * (response.max(initial=0) + 1) + response, return_index=True)
+        first.sort()
+        of_entries = ranking[first], response[first], score[first]
+        return cls._ranked(np.asarray(person), np.asarray(prompt), *of_entries, linked)
+
+    @classmethod
+    def _ranked(
+        cls,
+        person: npt.NDArray[np.integer],
+        prompt: npt.NDArray[np.integer],
+        ranking: IntArray,
+        response: npt.NDArray[np.integer],
+        level: npt.NDArray[np.number],
+        linked: bool,
+    ) -> "Judgments":
+        """Create rankings from entries in their order; entries of equal level tie."""
+        sizes = np.bincount(ranking, minlength=len(person))
+        whole = sizes >= 2
+        entries = whole[ranking]
+        ranking, response, level = ranking[entries], response[entries], level[entries]
+        start = np.concatenate([[0], np.cumsum(sizes[whole])])
+        worse = np.cumsum(np.diff(level, prepend=level[:1]) != 0)
+        place = worse - np.repeat(worse[start[:-1]], sizes[whole])
+        index = (by_first_appearance(person[whole])[1], prompt[whole], start, response, place)
+        of_type = (np.int32, np.int32, np.int64, np.int32, np.int32)
+        return cls(*(array.astype(kind) for array, kind in zip(index, of_type, strict=True)), linked=linked)
+
+    def __len__(self) -> int:
+        """Return the number of rankings."""
+        return len(self.person)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have the same rankings in the same order."""
+        return (
+            isinstance(other, Judgments)
+            and self.linked == other.linked
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def n_persons(self) -> int:
+        """Number of persons."""
+        return int(self.person.max(initial=-1)) + 1
+
+    @property
+    def n(self) -> int:
+        """Number of judgments: distinct (person, prompt)."""
+        return int(self.judgment.max(initial=-1)) + 1
+
+    @property
+    def n_prompts(self) -> int:
+        """Number of distinct prompts."""
+        return len(np.unique(self.prompt))
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Number of responses of each ranking, ``(n_rankings,)``."""
+        return np.diff(self.start)
+
+    @cached_property
+    def judgment(self) -> IndexArray:
+        """Judgment that each ranking belongs to, ``(n_rankings,)``: the number of its (person, prompt)."""
+        key = self.person * (self.prompt.max(initial=0) + np.int64(1)) + self.prompt
+        return by_first_appearance(np.unique(key, return_inverse=True)[1])[1]
+
+    @cached_property
+    def tell_more(self) -> Mask:
+        """Whether a ranking tells more than vote counts, ``(n_rankings,)``: it has three or more responses, or its
+        person has several rankings on that prompt."""
+        return np.asarray((self.sizes >= 3) | (np.bincount(self.judgment)[self.judgment] > 1), dtype=bool)
+
+    @cached_property
+    def group(self) -> IndexArray:
+        """People who judged the same responses, ``(n_rankings,)``, numbered by first appearance.
+
+        Judgments that share a response to a prompt are in one group, also through other judgments: the connected
+        components of judgments and the (prompt, response) items they name. A group never spans prompts.
+        """
+        key = np.repeat(self.prompt.astype(np.int64), self.sizes) * (self.response.max(initial=0) + 1) + self.response
+        items, item = np.unique(key, return_inverse=True)
+        judgment = np.repeat(self.judgment, self.sizes)
+        n = self.n + len(items)
+        links = coo_array((np.ones(len(item), dtype=bool), (judgment, self.n + item)), shape=(n, n))
+        _, component = connected_components(links, directed=False)
+        return by_first_appearance(component[self.judgment])[1]
+
+    def __getitem__(self, rankings: npt.ArrayLike) -> "Judgments":
+        """Return the rankings of a mask or at indices; persons are numbered anew by first appearance."""
+        rows = np.arange(len(self))[np.asarray(rankings)]
+        sizes = self.sizes[rows]
+        ranking = np.repeat(np.arange(len(rows)), sizes)
+        entries = np.arange(len(ranking)) + np.repeat(self.start[rows] - (np.cumsum(sizes) - sizes), sizes)
+        of_entries = ranking, self.response[entries], self.place[entries]
+        return self._ranked(self.person[rows], self.prompt[rows], *of_entries, self.linked)
+
+    def restricted(self, entries: Mask) -> "Judgments":
+        """Return the rankings of the remaining entries, without those that have fewer than two.
+
+        By Luce's axiom a restricted Plackett–Luce ranking is a Plackett–Luce ranking of the remaining responses, so
+        nothing but information is lost.
+        """
+        ranking = np.repeat(np.arange(len(self)), self.sizes)[entries]
+        of_entries = ranking, self.response[entries], self.place[entries]
+        return self._ranked(self.person, self.prompt, *of_entries, self.linked)
+
+    def unlinked(self) -> "Judgments":
+        """Return the same judgments, each by a person of its own: nobody is known across prompts."""
+        return replace(self, person=self.judgment, linked=False)
+
+    def keys(self, n_responses: int) -> IntArray:
+        """Return a number for the (prompt, response) of each entry, ``(n_entries,)``: prompt · n_responses + response."""
+        return np.repeat(self.prompt.astype(np.int64), self.sizes) * n_responses + self.response
+
+    def items(self, preferences: "PreferenceSet") -> IndexArray:
+        """Return the position of each entry's (prompt, response) among ``preferences.items()``, ``(n_entries,)``."""
+        items, width = preferences.items(), len(preferences.responses)
+        keys = items.prompt_index.astype(np.int64) * width + items.response_index
+        return np.searchsorted(keys, self.keys(width)).astype(np.int32)
+
+    def to_bytes(self) -> bytes:
+        """Return the judgments as ASCII text: an Arrow file in base64, after its checksum."""
+        lists = [pa.LargeListArray.from_arrays(self.start, getattr(self, name)) for name in ("response", "place")]
+        columns = dict(zip(("person", "prompt", "response", "place"), [self.person, self.prompt, *lists], strict=True))
+        table = pa.table(columns, metadata={"linked": str(int(self.linked))})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+        data = sink.getvalue().to_pybytes()
+        return base64.b64encode(zlib.crc32(data).to_bytes(4, "little") + data)
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> "Judgments":
+        """Read what ``to_bytes`` wrote. Raises ``ValueError`` or an Arrow exception if it is damaged."""
+        whole = base64.b64decode(text, validate=True)
+        data = whole[4:]
+        if zlib.crc32(data).to_bytes(4, "little") != whole[:4]:
+            raise ValueError("the checksum of the judgments is wrong")
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
+        person, prompt = (table[name].to_numpy() for name in ("person", "prompt"))
+        response, place = (
+            pa.concat_arrays(table[name].chunks) if table[name].num_chunks else pa.array([], table[name].type)
+            for name in ("response", "place")
+        )
+        start, values = response.offsets.to_numpy(), (response.values.to_numpy(), place.values.to_numpy())
+        return cls(person, prompt, start, *values, linked=table.schema.metadata[b"linked"] == b"1")
+
+
+def concatenated(parts: list[Judgments]) -> Judgments:
+    """Join judgments on the same tables of texts; persons of different parts are different people."""
+    people = np.cumsum([0, *(part.n_persons for part in parts)])
+    starts = np.cumsum([0, *(len(part.response) for part in parts)])
+    shifted = [part.start[:-1] + first for part, first in zip(parts, starts, strict=False)]
+    return Judgments(
+        np.concatenate([part.person + first for part, first in zip(parts, people, strict=False)]).astype(np.int32),
+        np.concatenate([part.prompt for part in parts]),
+        np.concatenate([*shifted, starts[-1:]]),
+        np.concatenate([part.response for part in parts]),
+        np.concatenate([part.place for part in parts]),
+        linked=any(part.linked for part in parts),
+    )
