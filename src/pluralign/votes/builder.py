@@ -1,5 +1,6 @@
 """Builds a set of votes row by row: reports or counts invalid rows, stores texts once, merges the votes of a pair, and
-keeps what single people said."""
+keeps what single people said.
+"""
 
 import logging
 import math
@@ -14,8 +15,8 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
-from pluralign.votes.options import LoadOptions
 from pluralign.votes.judgments import Judgments, by_first_appearance
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, object_array
 from pluralign.votes.prompts import PromptLike
 
@@ -205,7 +206,8 @@ class Comparisons:
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
-        The judgments of the pairs are linked by annotator; a vote without one is that of another person. The value is 1 for response a of the pair, 0 for b and 1/2 for a tie. Every row added must be one vote.
+        The value is 1 for response a of the pair, 0 for b and 1/2 for a tie. Every row added must be one vote. The
+        judgments of the pairs are linked by annotator; a vote without one is that of another person.
         """
         merged = self._merged(options)
         judgments = self._judgments(merged.counts, single=True, linked=True)
@@ -236,12 +238,12 @@ class Comparisons:
             who, prompt, sizes, kept = (
                 np.repeat(values, ranked["raters"]) for values in (who, prompt, ranked["responses"], kept)
             )
-            response, score = np.frombuffer(self._entries, np.int64), np.frombuffer(self._scores)
+            response, score = np.frombuffer(self._entries, np.int64), np.frombuffer(self._scores, np.float64)
         elif single:
             kept = counts & (numbers["votes_a"] + numbers["votes_b"] + numbers["ties"] > 0)
             prompt, sizes = numbers["prompt"], np.full(len(who), 2)
             response = np.stack([numbers["a"], numbers["b"]], axis=1).ravel()
-            score = np.stack([numbers["votes_a"], numbers["votes_b"]], axis=1).ravel()
+            score = np.stack([numbers["votes_a"], numbers["votes_b"]], axis=1, dtype=np.float64).ravel()
         else:
             return None
         if sizes.max(initial=0) < 3 and (who < 0).all():

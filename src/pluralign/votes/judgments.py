@@ -7,7 +7,7 @@ import base64
 import zlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import pyarrow as pa
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
+from pluralign.core.arrays import IndexArray, IntArray, Mask
 
 if TYPE_CHECKING:
     from pluralign.votes.preferences import PreferenceSet
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ARRAYS = ("person", "prompt", "start", "response", "place")
 
 
-def by_first_appearance(index: npt.ArrayLike) -> tuple[IntArray, IndexArray]:
+def by_first_appearance(index: npt.NDArray[Any]) -> tuple[IntArray, IndexArray]:
     """Return the distinct values of ``index`` in order of first appearance, and the number of each value in that order.
 
     Args:
@@ -33,7 +33,6 @@ def by_first_appearance(index: npt.ArrayLike) -> tuple[IntArray, IndexArray]:
         >>> by_first_appearance(np.array([7, 3, 7, 5]))
         (array([7, 3, 5]), array([0, 1, 0, 2], dtype=int32))
     """
-    index = np.asarray(index)
     n = len(index)
     first_use = np.full(int(index.max()) + 1 if n else 0, n, dtype=np.int64)
     first_use[index[::-1]] = np.arange(n)[::-1]  # the last assignment to a place wins
@@ -70,7 +69,7 @@ class Judgments:
         cls,
         person: npt.ArrayLike,
         prompt: npt.ArrayLike,
-        sizes: npt.ArrayLike,
+        sizes: IntArray | list[int],
         response: npt.ArrayLike,
         score: npt.ArrayLike,
         *,
@@ -91,37 +90,32 @@ class Judgments:
             >>> one.response, one.place
             (array([6, 5, 8], dtype=int32), array([0, 1, 1], dtype=int32))
         """
-        response, score = np.asarray(response, np.int64), np.asarray(score, np.float64)
-        ranking = np.repeat(np.arange(len(np.asarray(sizes))), sizes)
-        best_first = np.lexsort((-score, ranking))
-        best_first = best_first[~np.isnan(score[best_first])]
-        ranking, response, score = ranking[best_first], response[best_first], score[best_first]
-        _, first = np.unique(ranking * (response.max(initial=0) + 1) + response, return_index=True)
-        first.sort()
-        of_entries = ranking[first], response[first], score[first]
-        return cls._ranked(np.asarray(person), np.asarray(prompt), *of_entries, linked)
+        given, scores = np.asarray(response, np.int64), np.asarray(score, np.float64)
+        ranking = np.repeat(np.arange(len(sizes)), sizes)
+        best_first = np.lexsort((-scores, ranking))
+        best_first = best_first[~np.isnan(scores[best_first])]
+        key = (ranking * (given.max(initial=0) + 1) + given)[best_first]
+        kept = best_first[np.sort(np.unique(key, return_index=True)[1])]
+        entries = ranking[kept], given[kept], scores[kept]
+        return cls._ranked(np.asarray(person), np.asarray(prompt), entries, linked)
 
     @classmethod
     def _ranked(
         cls,
-        person: npt.NDArray[np.integer],
-        prompt: npt.NDArray[np.integer],
-        ranking: IntArray,
-        response: npt.NDArray[np.integer],
-        level: npt.NDArray[np.number],
+        person: npt.NDArray[Any],
+        prompt: npt.NDArray[Any],
+        entries: tuple[npt.NDArray[Any], ...],
         linked: bool,
     ) -> "Judgments":
-        """Create rankings from entries in their order; entries of equal level tie."""
-        sizes = np.bincount(ranking, minlength=len(person))
+        """Create rankings from the ranking, response and level of entries in their order; equal levels tie."""
+        sizes = np.bincount(entries[0], minlength=len(person))
         whole = sizes >= 2
-        entries = whole[ranking]
-        ranking, response, level = ranking[entries], response[entries], level[entries]
+        response, level = (values[whole[entries[0]]] for values in entries[1:])
         start = np.concatenate([[0], np.cumsum(sizes[whole])])
         worse = np.cumsum(np.diff(level, prepend=level[:1]) != 0)
         place = worse - np.repeat(worse[start[:-1]], sizes[whole])
-        index = (by_first_appearance(person[whole])[1], prompt[whole], start, response, place)
-        of_type = (np.int32, np.int32, np.int64, np.int32, np.int32)
-        return cls(*(array.astype(kind) for array, kind in zip(index, of_type, strict=True)), linked=linked)
+        texts = prompt[whole].astype(np.int32), start, response.astype(np.int32)
+        return cls(by_first_appearance(person[whole])[1], *texts, place.astype(np.int32), linked)
 
     def __len__(self) -> int:
         """Return the number of rankings."""
@@ -165,8 +159,10 @@ class Judgments:
 
     @cached_property
     def tell_more(self) -> Mask:
-        """Whether a ranking tells more than vote counts, ``(n_rankings,)``: it has three or more responses, or its
-        person has several rankings on that prompt."""
+        """Whether a ranking tells more than vote counts, ``(n_rankings,)``.
+
+        It has three or more responses, or its person has several rankings on that prompt.
+        """
         return np.asarray((self.sizes >= 3) | (np.bincount(self.judgment)[self.judgment] > 1), dtype=bool)
 
     @cached_property
@@ -191,7 +187,7 @@ class Judgments:
         ranking = np.repeat(np.arange(len(rows)), sizes)
         entries = np.arange(len(ranking)) + np.repeat(self.start[rows] - (np.cumsum(sizes) - sizes), sizes)
         of_entries = ranking, self.response[entries], self.place[entries]
-        return self._ranked(self.person[rows], self.prompt[rows], *of_entries, self.linked)
+        return self._ranked(self.person[rows], self.prompt[rows], of_entries, self.linked)
 
     def restricted(self, entries: Mask) -> "Judgments":
         """Return the rankings of the remaining entries, without those that have fewer than two.
@@ -201,14 +197,14 @@ class Judgments:
         """
         ranking = np.repeat(np.arange(len(self)), self.sizes)[entries]
         of_entries = ranking, self.response[entries], self.place[entries]
-        return self._ranked(self.person, self.prompt, *of_entries, self.linked)
+        return self._ranked(self.person, self.prompt, of_entries, self.linked)
 
     def unlinked(self) -> "Judgments":
         """Return the same judgments, each by a person of its own: nobody is known across prompts."""
         return replace(self, person=self.judgment, linked=False)
 
     def keys(self, n_responses: int) -> IntArray:
-        """Return a number for the (prompt, response) of each entry, ``(n_entries,)``: prompt · n_responses + response."""
+        """Return a number for the (prompt, response) of each entry, ``(n_entries,)``."""
         return np.repeat(self.prompt.astype(np.int64), self.sizes) * n_responses + self.response
 
     def items(self, preferences: "PreferenceSet") -> IndexArray:

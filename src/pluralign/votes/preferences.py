@@ -534,20 +534,19 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     joined = PreferenceSet.from_table(
         pa.concat_tables([votes._table() for votes in sets], promote_options="permissive")
     )
-    judgments = None
-    if judged := [votes for votes in sets if votes.judgments is not None]:
-        prompt_of = {prompt: position for position, prompt in enumerate(joined.prompts)}
-        response_of = {response: position for position, response in enumerate(joined.responses)}
-        parts = []
-        for votes in judged:
-            prompts = np.array([prompt_of[prompt] for prompt in votes.prompts], np.int32)
-            responses = np.array([response_of[response] for response in votes.responses], np.int32)
-            part = votes.judgments
-            parts.append(replace(part, prompt=prompts[part.prompt], response=responses[part.response]))
-        judgments = concatenated(parts)
+    judged = [(votes, part) for votes in sets if (part := votes.judgments) is not None]
+    judgments = concatenated([_moved(part, votes, joined) for votes, part in judged]) if judged else None
     dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())
     name = "+".join(dict.fromkeys(votes.name for votes in sets if votes.name))
     return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name, judgments=judgments)
+
+
+def _moved(judgments: Judgments, votes: PreferenceSet, joined: PreferenceSet) -> Judgments:
+    """Return the judgments of a set with positions in the texts of a set that has all of its texts."""
+    tables = (joined.prompts, votes.prompts), (joined.responses, votes.responses)
+    # Distinct texts of the joined set come first, so their positions are those in the joined set.
+    prompt, response = (distinct([*whole, *part])[1][len(whole) :] for whole, part in tables)
+    return replace(judgments, prompt=prompt[judgments.prompt], response=response[judgments.response])
 
 
 def texts_of(preferences: PreferenceSet) -> list[Item]:

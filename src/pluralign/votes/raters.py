@@ -18,10 +18,10 @@ from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.judgments import by_first_appearance
 from pluralign.votes.layouts import recognise
 from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
-from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
+from pluralign.votes.judgments import by_first_appearance
 from pluralign.votes.options import Loaded
-from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.population import (
     CAMPS,
