@@ -110,11 +110,16 @@ def held_out_votes(
 
 
 def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str, bytes]:
-    """Return the contents of the files to save with an ensemble, by name. The rewards carry its hash."""
-    rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
-    of = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
+    """Return the contents of the files to save with an ensemble, by name. The rewards carry its hash.
+
+    Judgments are saved unlinked: nobody can be followed from prompt to prompt.
+    """
+    rewards, votes = np.ascontiguousarray(held_out.rewards, dtype=np.float64), held_out.preferences
+    if votes.judgments is not None:
+        votes = replace(votes, judgments=votes.judgments.unlinked())
+    of = {"votes": votes.fingerprint, "ensemble": ensemble.identity}
     return {
-        VOTES_FILE: held_out.preferences.parquet_bytes(),
+        VOTES_FILE: votes.parquet_bytes(),
         REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata={"of": json.dumps(of)}),
     }
 

@@ -42,6 +42,16 @@ def by_first_appearance(index: npt.NDArray[Any]) -> tuple[IntArray, IndexArray]:
     return used, number[index].astype(np.int32)
 
 
+def ranges(first: IntArray, sizes: IntArray) -> IntArray:
+    """Return ``sizes[i]`` numbers from ``first[i]`` on, for each i.
+
+    Example:
+        >>> ranges(np.array([5, 0]), np.array([2, 3]))
+        array([5, 6, 0, 1, 2])
+    """
+    return np.asarray(np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes))
+
+
 @dataclass(frozen=True, eq=False)
 class Judgments:
     """What single people said about the responses to one prompt: rankings, with ties and missing responses.
@@ -185,7 +195,7 @@ class Judgments:
         rows = np.arange(len(self))[np.asarray(rankings)]
         sizes = self.sizes[rows]
         ranking = np.repeat(np.arange(len(rows)), sizes)
-        entries = np.arange(len(ranking)) + np.repeat(self.start[rows] - (np.cumsum(sizes) - sizes), sizes)
+        entries = ranges(self.start[rows], sizes)
         of_entries = ranking, self.response[entries], self.place[entries]
         return self._ranked(self.person[rows], self.prompt[rows], of_entries, self.linked)
 

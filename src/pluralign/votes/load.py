@@ -22,8 +22,11 @@ from pluralign.votes.layouts import is_layout, read_comparisons
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet, is_saved_set
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import DEFAULT_PAIRS, TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
+
+DEMOS = ("demo", "demo-rankings")
+"""The town hall, in which people vote on pairs, or rank all answers to a prompt."""
 
 
 class DataFrameLike(Protocol):
@@ -84,7 +87,7 @@ def load_preferences(
         source: a path (``.jsonl``, ``.csv``, ``.parquet``, each also gzipped), ``-`` for standard input, an open binary
             file, records as dicts, a pandas DataFrame, a ``datasets`` object, ``hf:ID`` or ``hf:ID:CONFIG``, or a known
             set: ``multipref``, ``personalllm``, ``helpsteer2``, ``helpsteer2-preference``, ``helpsteer3``, ``tldr``
-            (from the hub, or ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``).
+            (from the hub, or ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``), ``demo-rankings``.
         options: options for reading; ``changes`` are its fields by name.
         progress: called regularly with the amount done and the total.
 
@@ -119,7 +122,7 @@ def kind_of(source: object) -> Literal["demo", "known", "saved", "records"]:
     if exists(source):
         return "saved" if Path(source).is_file() and is_saved_set(source) else "records"
     name = str(source).partition(":")[0]
-    return "demo" if name == "demo" else "known" if name in KNOWN_SETS else "records"
+    return "demo" if name in DEMOS else "known" if name in KNOWN_SETS else "records"
 
 
 def _load_saved(path: str, options: LoadOptions) -> PreferenceSet:
@@ -154,11 +157,11 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 
 def load_town_hall(source: VoteSource) -> TownHall:
-    """Return the town hall that ``demo`` or ``demo:PAIRS`` names."""
-    size = str(source).partition(":")[2]
+    """Return the town hall that ``demo`` or ``demo:PAIRS`` names; in that of ``demo-rankings`` people rank answers."""
+    name, _, size = str(source).partition(":")
     if size and not re.fullmatch("[0-9]{1,9}", size):
-        raise UsageError(f"PAIRS in demo:PAIRS must be a whole number, not {shortened(size, SHOWN_LENGTH)!r}.")
-    return town_hall(int(size)) if size else town_hall()
+        raise UsageError(f"PAIRS in {name}:PAIRS must be a whole number, not {shortened(size, SHOWN_LENGTH)!r}.")
+    return town_hall(int(size or DEFAULT_PAIRS), rankings=name == "demo-rankings")
 
 
 def open_records(
@@ -222,7 +225,7 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     if not str(source):
         raise DataError("the name of the data is empty", remedy="name a file or a known set")
     if not exists(path):
-        known = ["demo", *KNOWN_SETS]
+        known = [*DEMOS, *KNOWN_SETS]
         remedy = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
         raise DataError("there is no such file or known set", file=str(path), remedy=remedy)
     if (path / "ensemble.json").is_file():

@@ -18,7 +18,7 @@ from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.judgments import by_first_appearance
+from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.layouts import recognise
 from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
@@ -90,7 +90,7 @@ def load_rater_votes(
     kind = kind_of(source)
     if kind == "demo":
         if column != "rater":
-            raise UsageError(f"the rater column of demo is 'rater', not {column!r}.")
+            raise UsageError(f"the rater column of {str(source).partition(':')[0]} is 'rater', not {column!r}.")
         drawn = town_hall_votes(load_town_hall(source))
         return replace(drawn, preferences=replace(drawn.preferences, loaded=loaded))
     if kind != "records":
@@ -145,7 +145,7 @@ def _digest(value: Any, column: str) -> bytes | None:
 
 
 def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
-    """Draw the people behind the town hall's vote counts.
+    """Return the people behind the town hall's vote counts: those who ranked, or else people who are drawn here.
 
     Every vote of a pair is that of a person drawn uniformly from the population, with replacement. Given the count
     votes_a, the people behind it are independent uniform draws from those who prefer a, and the others from those who
@@ -157,14 +157,26 @@ def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
         >>> len(votes), int(votes.chose_a.sum()) == int(votes.preferences.votes_a.sum())
         (200, True)
     """
-    random = random_stream(seed, TOWN_HALL_VOTERS)
     counts = hall.preferences
+    pair = np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes)
     prefers_a = hall.annotator_votes(range(len(hall.tastes))) > 0.5
-    people: list[npt.NDArray[np.int64]] = []
+    if hall.people is not None and (judged := counts.judgments) is not None:
+        # The people of a prompt are in order, and so are the votes of each of its pairs.
+        first = np.searchsorted(judged.prompt, counts.prompt_index)
+        people = hall.people[judged.person[ranges(first, counts.n_votes)]]
+        linked = replace(judged, person=by_first_appearance(hall.people[judged.person])[1], linked=True)
+        chose_a = prefers_a[pair, people].astype(np.float64)
+        return RaterVotes(replace(counts, judgments=linked), pair, by_first_appearance(people)[1], chose_a)
+    random = random_stream(seed, TOWN_HALL_VOTERS)
+    drawn: list[npt.NDArray[np.int64]] = []
     for row in range(len(counts)):
         sides = (prefers_a[row], counts.votes_a[row]), (~prefers_a[row], counts.votes_b[row])
-        people.extend(random.choice(np.flatnonzero(side), size=size) for side, size in sides if size)
-    chose_a = np.column_stack([np.ones(len(counts)), np.zeros(len(counts))]).ravel()
+        drawn.extend(random.choice(np.flatnonzero(side), size=size) for side, size in sides if size)
     sizes = np.column_stack([counts.votes_a, counts.votes_b]).ravel()
-    pair = np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes)
-    return RaterVotes(counts, pair, by_first_appearance(np.concatenate(people))[1], np.repeat(chose_a, sizes))
+    chose_a = np.repeat(np.tile([1.0, 0.0], len(counts)), sizes)
+    rater = by_first_appearance(np.concatenate(drawn))[1]
+    both = np.stack([counts.a_index[pair], counts.b_index[pair]], axis=1).ravel()
+    scores = np.stack([chose_a, 1 - chose_a], axis=1).ravel()
+    prompt, two = counts.prompt_index[pair], np.full(len(pair), 2)
+    judged = Judgments.from_scores(rater, prompt, two, both, scores, linked=True)
+    return RaterVotes(replace(counts, judgments=judged), pair, rater, chose_a)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
-from pluralign.votes.judgments import by_first_appearance
+from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.options import Loaded
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.population import (
@@ -54,6 +54,7 @@ LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
 # manner. This share of the answers follows the leaning; the rest are drawn from LEVEL_SHARES.
 LEANING_SHARE = 0.4
 
+DEFAULT_PAIRS = 2000
 DEFAULT_PAIRS_PER_PROMPT = 8
 MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
@@ -76,6 +77,8 @@ class TownHall:
     """Levels of each response, ``(n_items, n_attributes)``, see ``Attributes``."""
     camps: IntArray
     """Camp of each annotator, ``(n_annotators,)``, an index into ``camp_names``."""
+    people: IntArray | None = None
+    """Annotator behind each person of ``preferences.judgments``, ``(n_persons,)``, if people rank."""
     feature_names: tuple[str, ...] = FEATURES
     camp_names: tuple[str, ...] = CAMPS
 
@@ -121,7 +124,7 @@ class TownHall:
 
 
 def town_hall(
-    n_pairs: int = 2000,
+    n_pairs: int = DEFAULT_PAIRS,
     *,
     seed: int = 0,
     votes_per_pair: int | tuple[int, int] = 5,
@@ -129,6 +132,7 @@ def town_hall(
     n_responses_per_prompt: int = 6,
     pairs_per_prompt: int | None = None,
     population_seed: int = 0,
+    rankings: bool = False,
 ) -> TownHall:
     """Draw prompts, responses, pairs and votes from a population with known tastes.
 
@@ -141,8 +145,10 @@ def town_hall(
         votes_per_pair: number of votes per pair, or (low, high) for a uniform draw from that range, both included.
         n_annotators: number of people in the population.
         n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped.
-        pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer.
+        pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer or people rank.
         population_seed: random seed of the people.
+        rankings: for each prompt ``votes_per_pair`` people are drawn, and each ranks all its responses. The counts are
+            sums over these people, so pairs of a prompt are not independent.
 
     Example:
         >>> hall = town_hall(80, seed=1)
@@ -158,7 +164,7 @@ def town_hall(
         raise UsageError(f"n_responses_per_prompt must be {most}, not {n_responses_per_prompt}.")
     all_pairs = math.comb(n_responses_per_prompt, 2)
     if pairs_per_prompt is None:
-        pairs_per_prompt = min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
+        pairs_per_prompt = all_pairs if rankings else min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
     check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
     if pairs_per_prompt > all_pairs:
         most = f"{all_pairs}, the pairs among {n_responses_per_prompt} responses"
@@ -179,16 +185,48 @@ def town_hall(
     prob = _share_preferring_first(features, items, tastes)
 
     random = random_stream(seed, Stream.VOTES)
-    n_votes = random.integers(low, high + 1, size=n_pairs)
-    votes_a = random.binomial(n_votes, prob)
+    people = judgments = None
+    if rankings:
+        n_people = random.integers(low, high + 1, size=n_prompts)
+        people = random.integers(n_annotators, size=n_people.sum())
+        judgments = _rank(features, np.bincount(topic_of_item), tastes[people], n_people)
+        n_votes = n_people[prompt_index]
+        voter = people[ranges((np.cumsum(n_people) - n_people)[prompt_index], n_votes)]
+        difference = np.repeat(features[items[:, 0]] - features[items[:, 1]], n_votes, axis=0)
+        pair = np.repeat(np.arange(n_pairs), n_votes)
+        votes_a = np.bincount(pair[_rewards(difference, tastes[voter]) > 0], minlength=n_pairs)
+    else:
+        n_votes = random.integers(low, high + 1, size=n_pairs)
+        votes_a = random.binomial(n_votes, prob)
     prompts = [write_prompt(*topic) for topic in topics.tolist()]
     responses = _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING))
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
-    preferences = PreferenceSet.from_indices(*texts, *votes, name="demo")
+    name = "demo-rankings" if rankings else "demo"
+    preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
     given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
-    if given == (0, 5, 1000, 6, DEFAULT_PAIRS_PER_PROMPT, 0):
-        preferences = replace(preferences, loaded=Loaded(f"demo:{n_pairs}"))
-    return TownHall(preferences, prob, tastes, features, attributes, camps)
+    if given == (0, 5, 1000, 6, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT, 0):
+        preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
+    return TownHall(preferences, prob, tastes, features, attributes, camps, people)
+
+
+def _rewards(features: FloatArray, tastes: FloatArray) -> FloatArray:
+    return np.asarray(np.einsum("ef,ef->e", features, tastes))
+
+
+def _rank(features: FloatArray, n_items: IntArray, tastes: FloatArray, n_people: IntArray) -> Judgments:
+    """Return the rankings of people, each of all items of a prompt.
+
+    Args:
+        features: of the items, sorted by prompt.
+        n_items: of each prompt.
+        tastes: of the people, sorted by prompt.
+        n_people: of each prompt.
+    """
+    prompt = np.repeat(np.arange(len(n_people)), n_people)
+    person = np.repeat(np.arange(len(prompt)), n_items[prompt])
+    item = ranges((np.cumsum(n_items) - n_items)[prompt], n_items[prompt])
+    rewards = _rewards(features[item], tastes[person])
+    return Judgments.from_scores(np.arange(len(prompt)), prompt, n_items[prompt], item, rewards)
 
 
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
