@@ -78,7 +78,7 @@ NO_VOTES: list[tuple[Any, str]] = [
     (wide(country="\ud800"), "country is not valid UTF-8"),
     (wide() | {"\ud800": 1}, "the name of a column is not valid UTF-8"),
     (wide() | {"id": 10**5000}, "id is an integer of thousands of digits"),
-    (LISTS | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
+    (LISTS | {"rankings": [[0, 1], [0, 0]]}, "ranking 2 is list .*, but must name responses, each at most once"),
     (LISTS | {"rankings": 3}, "rankings must be a list, not int 3"),
     (LISTS | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
     (LISTS | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),

@@ -154,6 +154,9 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     assert len(set(PERSONALLLM_RATERS)) == 10
     assert votes.columns["split"].tolist() == ["train"] * 140 + ["test"] * 56
     assert votes.columns["subset"][:29].tolist() == ["subset-0"] * 28 + ["subset-1"]
+    judged = votes.whole_judgments
+    assert judged is not None
+    assert (judged.n, judged.sizes.tolist()) == (70, [8] * 70), "each model scores the eight responses to a prompt"
 
 
 def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> None:

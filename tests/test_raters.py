@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, wide
+from conftest import WriteLines, pairs_of, wide
 
 from pluralign import DataError, UsageError, load_preferences, town_hall
 from pluralign.votes.raters import RaterVotes, load_rater_votes, town_hall_votes
@@ -49,7 +49,9 @@ def test_each_vote_keeps_its_rater_and_its_side() -> None:
 def test_the_pairs_are_those_of_load_preferences() -> None:
     without_ids = [{name: value for name, value in row.items() if name != "worker"} for row in ROWS]
     for ties in ("drop", "half"):
-        assert load_rater_votes(ROWS, "worker", ties=ties).preferences == load_preferences(without_ids, ties=ties)
+        assert pairs_of(load_rater_votes(ROWS, "worker", ties=ties).preferences) == pairs_of(
+            load_preferences(without_ids, ties=ties)
+        )
 
 
 def test_votes_on_pairs_with_too_few_votes_are_dropped_with_the_pair() -> None:
@@ -145,7 +147,7 @@ def test_people_of_the_town_hall_vote_as_their_tastes_say() -> None:
     np.add.at(of_pair[0], votes.pair, votes.chose_a)
     np.add.at(of_pair[1], votes.pair, 1 - votes.chose_a)
     np.testing.assert_array_equal(of_pair, (hall.preferences.votes_a, hall.preferences.votes_b))
-    assert load_rater_votes("demo:40", "rater").preferences == load_preferences("demo:40")
+    assert pairs_of(load_rater_votes("demo:40", "rater").preferences) == pairs_of(load_preferences("demo:40"))
     # each rater's votes are those of one person, whoever it is
     truth = hall.annotator_votes(range(30))
     for rater in range(votes.n_raters):

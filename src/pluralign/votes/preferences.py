@@ -531,9 +531,8 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     rules = {preferences.tie_rule for preferences in sets}
     if len(rules) != 1:
         raise UsageError(f"sets to concatenate must have the same tie rule, but there are {len(rules)}.")
-    joined = PreferenceSet.from_table(
-        pa.concat_tables([votes._table() for votes in sets], promote_options="permissive")
-    )
+    tables = [replace(votes, judgments=None).to_table() for votes in sets]
+    joined = PreferenceSet.from_table(pa.concat_tables(tables, promote_options="permissive"))
     judged = [(votes, part) for votes in sets if (part := votes.judgments) is not None]
     judgments = concatenated([_moved(part, votes, joined) for votes, part in judged]) if judged else None
     dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())

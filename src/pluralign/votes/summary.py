@@ -8,6 +8,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
 from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.town_hall.town_hall import TownHall
 
@@ -21,6 +22,26 @@ class Bar:
     low: float
     high: float
     count: int
+
+
+@dataclass(frozen=True)
+class JudgmentSummary:
+    """What is known of single people: all that one person said about one prompt is one judgment."""
+
+    n: int
+    prompts: int
+    responses: float
+    """Median number of responses per judgment."""
+    whole: bool
+    """Whether judgments that tell more than vote counts make up a tenth of the votes: then ``fit`` uses them."""
+
+    @classmethod
+    def of(cls, judgments: Judgments, whole: bool) -> "JudgmentSummary":
+        """Summarise judgments."""
+        width = int(judgments.response.max()) + 1
+        key = np.repeat(judgments.judgment.astype(np.int64), judgments.sizes) * width + judgments.response
+        responses = float(np.median(np.bincount(np.unique(key) // width)))
+        return cls(judgments.n, judgments.n_prompts, responses, whole)
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,8 @@ class Inspection:
     columns: list[str]
     dropped: dict[str, int]
     fingerprint: str
+    judgments: JudgmentSummary | None
+    """None where only vote counts are known."""
 
 
 def inspect(votes: VotesLike) -> Inspection:
@@ -81,6 +104,7 @@ def inspect(votes: VotesLike) -> Inspection:
         (0.875, 0.03125, 0.15625)
     """
     preferences = as_preferences(votes)
+    judged = preferences.judgments
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
     majority = np.maximum(p, 1 - p)
     most = np.maximum(preferences.votes_a, preferences.votes_b)
@@ -132,6 +156,7 @@ def inspect(votes: VotesLike) -> Inspection:
         columns=list(preferences.columns),
         dropped=dict(preferences.dropped),
         fingerprint=preferences.fingerprint,
+        judgments=judged if judged is None else JudgmentSummary.of(judged, preferences.whole_judgments is not None),
     )
 
 
