@@ -69,7 +69,7 @@ LAYOUTS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "score lists": ([ask(scores=[[1, 2], [3, 2], [2, None]])], ["0 x: B>C>A", "1 x: A=B"]),
     "score columns": ([{"prompt": "x", **COLUMNS, **SCORED}], ["0 x: B>C>A", "1 x: A=B"]),
     "responses": (
-        [{"prompt": "x", "response": text, "score_u": OF["u"][i], "score_v": OF["v"][i]} for i, text in enumerate("ABC")],
+        [{"prompt": "x", "response": "ABC"[i]} | {f"score_{who}": of[i] for who, of in OF.items()} for i in range(3)],
         ["0 x: B>C>A", "1 x: A=B"],
     ),
     "votes": (

@@ -387,7 +387,9 @@ def test_tldr_merges_labels_of_all_files_in_either_order(tldr: Path) -> None:
     assert votes.columns["split"].tolist() == ["train", "valid1", "valid2", "train"]
     assert votes.columns["batch"].tolist() == ["batch22"] * 4
     assert set(votes.split()[1].prompts) == {tldr_prompt("cow"), tldr_prompt("dog")}, "valid1 and valid2"
-    assert load("tldr", tldr, min_votes=1).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
+    assert (every := load("tldr", tldr, min_votes=1)).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
+    assert every.judgments is not None
+    assert every.judgments.tell_more.sum() == 2, "one worker labelled a post twice"
     for path in (tldr / "comparisons").glob("batch*"):
         path.unlink()
     with pytest.raises(DataError, match=r"tldr: there are no pairs in it.*labels on CNN/DM articles': 2"):
