@@ -53,7 +53,7 @@ def vote(a: str, b: str, choice: str, who: str | None, prompt: str = "x") -> dic
 
 
 COLUMNS = {f"response_{i}": text for i, text in enumerate("ABC", 1)}
-OF = {"u": [1, 3, 2], "v": [2, 2, None]}
+OF: dict[str, list[float | None]] = {"u": [1, 3, 2], "v": [2, 2, None]}
 SCORED = {f"response_{i}_{who}": score for who, of in OF.items() for i, score in enumerate(of, 1)}
 CHOSEN = [("A", "B", "u"), ("A", "C", "u"), ("B", "A", "v")]
 LAYOUTS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
@@ -244,7 +244,7 @@ def test_whole_judgments_are_those_of_a_tenth_of_the_votes() -> None:
     assert concatenate([ranking, many]).whole_judgments is None
     summary = inspect(concatenate([ranking, many])).judgments
     assert summary is not None
-    assert (summary.n, summary.prompts, summary.responses, summary.whole) == (1, 1, 3.0, False)
+    assert (summary.n, summary.prompts, summary.responses, summary.used) == (1, 1, 3.0, False)
     assert inspect(few).judgments is None
 
 

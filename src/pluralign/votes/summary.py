@@ -32,16 +32,16 @@ class JudgmentSummary:
     prompts: int
     responses: float
     """Median number of responses per judgment."""
-    whole: bool
+    used: bool
     """Whether judgments that tell more than vote counts make up a tenth of the votes: then ``fit`` uses them."""
 
     @classmethod
-    def of(cls, judgments: Judgments, whole: bool) -> "JudgmentSummary":
+    def of(cls, judgments: Judgments, used: bool) -> "JudgmentSummary":
         """Summarise judgments."""
         width = int(judgments.response.max()) + 1
         key = np.repeat(judgments.judgment.astype(np.int64), judgments.sizes) * width + judgments.response
         responses = float(np.median(np.bincount(np.unique(key) // width)))
-        return cls(judgments.n, judgments.n_prompts, responses, whole)
+        return cls(judgments.n, judgments.n_prompts, responses, used)
 
 
 @dataclass(frozen=True)
