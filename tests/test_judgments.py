@@ -117,6 +117,8 @@ def test_a_text_given_twice_keeps_its_best_place_and_repeated_judgments_can_be_d
     rows = [ask(ranking=order, annotator="u") for order in ([0, 1, 2], [1, 0, 2])]
     assert shown(load_preferences(rows)) == ["0 x: A>B>C", "0 x: B>A>C"]
     assert shown(load_preferences(rows, min_votes=1, repeats="first")) == ["0 x: A>B>C"]
+    votes, expected = LAYOUTS["votes"]
+    assert shown(load_preferences([*votes, votes[0]], min_votes=1, repeats="first")) == expected
 
 
 def test_rater_ids_link_judgments_across_prompts_and_others_are_own_people() -> None:

@@ -234,10 +234,8 @@ class Comparisons:
         if len(self._ranked["first"]):
             ranked = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._ranked.items()}
             kept = np.add.reduceat(~counts, ranked["first"]) == 0
-            who, prompt = np.where(ranked["raters"] == 1, who[ranked["first"]], -1), ranked["prompt"]
-            who, prompt, sizes, kept = (
-                np.repeat(values, ranked["raters"]) for values in (who, prompt, ranked["responses"], kept)
-            )
+            of_row = who[ranked["first"]], ranked["prompt"], ranked["responses"], kept
+            who, prompt, sizes, kept = (np.repeat(values, ranked["raters"]) for values in of_row)
             response, score = np.frombuffer(self._entries, np.int64), np.frombuffer(self._scores, np.float64)
         elif single:
             kept = counts & (numbers["votes_a"] + numbers["votes_b"] + numbers["ties"] > 0)
