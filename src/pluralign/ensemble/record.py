@@ -201,6 +201,49 @@ class VoicesEvidence:
     """Why it is undefined."""
 
 
+@dataclass(frozen=True)
+class JudgmentFigures:
+    """How well whole judgments on held-out prompts are predicted, and whether one reward would do as well."""
+
+    n: int
+    """Number of judgments: what one person said about the responses to one prompt."""
+    prompts: int
+    log_likelihood: float
+    """Of the ensemble, per judgment, with people of different decisiveness and a part common to each group."""
+    uniform: float
+    """Of rankings that are equally likely, per judgment."""
+    best_single: float
+    """Of the best single reward with the same decisiveness, with or without a part common to each group."""
+    gain: Interval
+    """``log_likelihood`` − ``best_single`` per judgment, with its 95 % interval by prompt. Above 0: distinct voices."""
+
+    @property
+    def evidence(self) -> bool | None:
+        """Whether people differ in their preferences. None with too few prompts for an interval."""
+        return None if np.isnan(self.gain.low) else self.gain.low > 0
+
+
+@dataclass(frozen=True)
+class FirstChoices:
+    """Predicted against observed shares of first choices, over sets of t responses that the same people judged."""
+
+    t: int
+    sets: int
+    """Number of sets."""
+    error: float
+    """Mean over sets of Σ_s (q_s − f_s)², with f_s the share of people whose first choice is s."""
+    corrected: float
+    """The same less the noise of a few people: unbiased for the error against the shares of all people."""
+    interval: Interval
+    """95 % interval of ``corrected`` by prompt."""
+    soft_bt: float
+    """``error`` of one soft Bradley–Terry reward read as Plackett–Luce."""
+    uniform: float
+    """``error`` of equal shares."""
+    difference: Interval
+    """``error`` − ``soft_bt``, with its 95 % interval by prompt. Below 0 the ensemble is better."""
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Figures of a predictor on one set of votes."""
@@ -221,6 +264,10 @@ class Evaluation:
     prompts: int
     voices: VoicesEvidence | None = field(default=None, kw_only=True)
     """Evidence of distinct voices. None without several members or without a single reward to compare with."""
+    judgments: JudgmentFigures | None = field(default=None, kw_only=True)
+    """Figures of whole judgments. None if there are none, or if the ensemble was not fitted to judgments."""
+    first_choices: list[FirstChoices] = field(default_factory=list, kw_only=True)
+    """Figures of first choices for t = 2, 3, 4, as far as judgments have that many responses."""
     left_out: LeftOut = field(default_factory=LeftOut, kw_only=True)
     """Pairs of the data that were not measured, because an ensemble was trained on their prompts."""
 
