@@ -35,6 +35,7 @@ from pluralign.learning.pairs import Pairs, scores
 from pluralign.learning.raters import fit_raters, training_votes
 from pluralign.learning.task import FitTask, Fitted, LearningData
 from pluralign.learning.teacher import TrainedTeacher
+from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
@@ -52,13 +53,24 @@ def fit_members(data: LearningData, raters: RaterVotes | None = None) -> tuple[R
     inputs = feature_map(data)
     task = task_of(data, inputs)
     if raters is None:
-        stagewise = data.options.method == "stagewise"
-        return _measured(data, inputs, task, fit_stagewise(task) if stagewise else fit_joint(task))
+        return _measured(data, inputs, task, _fitted(data, task))
     train = ~data.test_rows
     votes = training_votes(raters, train)[np.cumsum(train)[_training_rows(data)] - 1]
     ensemble, held_out = _measured(data, inputs, task, fit_raters(task, votes))
     record = replace(ensemble.record, raters=int(np.count_nonzero(votes.per_rater)))
     return replace(ensemble, record=record), held_out
+
+
+def _fitted(data: LearningData, task: FitTask) -> Fitted:
+    """Fit members to pair counts with the chosen method, or to whole judgments where the votes have them."""
+    options, votes = data.options, data.preferences
+    if options.method == "stagewise":
+        return fit_stagewise(task)
+    if (judged := votes.whole_judgments if options.judgments and options.target == "auto" else None) is None:
+        return fit_joint(task)
+    rows = np.isin(judged.prompt, task.train.prompt)
+    items = judged.items(votes)[np.repeat(rows, judged.sizes)]
+    return fit_judgments(task, judged[rows].unlinked(), items)
 
 
 def fit_tuned_members(
@@ -135,7 +147,7 @@ def _measured(
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(task.train)
     linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
-    ensemble = RewardEnsemble(linear, members.weights, *own, choice_model=fitted.choice_model)
+    ensemble = RewardEnsemble(linear, members.weights, *own, baselines=fitted.models, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)
     record, notes = ensemble.record, _limits_of(task.train)
     record = replace(record, target=fitted.target, vote_share=fitted.vote_share, notes=notes or None)

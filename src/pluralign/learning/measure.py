@@ -378,7 +378,7 @@ def measure_fit(
         ),
         versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
-    arrays = {name: baseline.arrays for name, baseline in baselines.items()}
+    arrays = {**ensemble.baselines, **{name: baseline.arrays for name, baseline in baselines.items()}}
     trained_on = records.hash_prompts(votes.prompts[np.unique(learned_from)])
     ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
     features = gather_rows(data.features, rows_of_texts(test_votes, votes), data.checkpoints.processes)

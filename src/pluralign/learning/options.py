@@ -44,6 +44,11 @@ class FitOptions:
         "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
         "from votes alone. auto: the best target on validation prompts.",
     )
+    judgments: bool = option(
+        True,
+        "Joint: learn from whole rankings, scores and votes of one person, if the data has them. Without it: from "
+        "vote counts per pair.",
+    )
     undecided: bool = option(
         True, "Joint: learn the share of votes that no member explains. Without it: the paper's form."
     )
@@ -155,6 +160,7 @@ class Applies:
 APPLIES: Mapping[str, Applies] = {
     **dict.fromkeys(("variant", "orient"), Applies(method=("stagewise",))),
     **dict.fromkeys(("level", "undecided", "raters"), Applies(method=("joint",))),
+    "judgments": Applies(method=("joint",), features=("frozen",), raters=(False,)),
     "target": Applies(method=("joint",), level=("vote",), raters=(False,)),
     **dict.fromkeys(("features", "folds"), Applies(features=("frozen",))),
     **dict.fromkeys(("encoder", "layers", "pooling", "surface"), Applies(features=("frozen", "attention"))),

@@ -103,11 +103,13 @@ class Fitted:
     history: list[HistoryRow]
     """Figures of every size that was fitted."""
     target: str | None = None
-    """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""
+    """What members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, ``judgments``, ``raters``."""
     vote_share: float | None = None
     """Share of the raw votes in that target."""
     choice_model: ChoiceModel = field(default_factory=ChoiceModel)
     """What the choices of a person say about the person."""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arrays of the models of the test of voices, by name. Empty without judgments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,7 @@ class FitTask:
         They run one after the other where numpy already uses all cores, and where several processes learn together,
         because their sums must be taken in the same order.
         """
-        if self.options.level == "policy" or len(self.train) >= MANY_PAIRS or self.train.processes.count > 1:
+        if len(self.train) >= MANY_PAIRS or self.train.processes.count > 1:
             return [fit() for fit in fits]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda fit: fit(), fits))

@@ -13,26 +13,33 @@ Without h, a mixture gains by explaining what the features miss, although nobody
 With rater ids the rankings of a person on all prompts share j and T; then there is no h. L-BFGS solves it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 from scipy.optimize import minimize
-from scipy.special import logsumexp, softmax
+from scipy.special import gammaln, logsumexp, softmax
 
-from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray
+from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import RATER_MIXTURE, random_stream
+from pluralign.ensemble.record import JudgmentFigures
+from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
+from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
+from pluralign.theory.simplex import weights_and_undecided
 from pluralign.votes.judgments import Judgments
 
 FACTORS = (1.0, 5.0)
 """Values of T: people who decide clearly, and people whose choices are nearly random."""
 BLOCK = 1024
 """Rankings that are computed together, so that intermediate results fit into the cache."""
-LOWEST = -60.0
-"""Rewards of a prompt are at most so far below its best one; single precision ends at −87."""
+LOWEST = -40.0
+"""Rewards of a prompt are at most so far below its best one. Sums of two end before single precision does (−87)."""
 
 
 # --- Plackett–Luce with ties ------------------------------------------------------------------------------------------
@@ -71,3 +78,582 @@ def tied_first(log_ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
     slope = np.where(scaled > 30, 0.0, scaled / np.expm1(np.minimum(scaled, 30)))
     gradient = np.einsum("x...,xb...->b...", np.exp(terms - total), slope)
     return np.asarray(total + np.log(NODES[1] - NODES[0])), np.asarray(gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """Rankings with the same numbers of tied responses at each place, such as (1, 2, 1)."""
+
+    ties: tuple[int, ...]
+    rankings: IntArray
+    """``(n,)``."""
+    texts: IntArray
+    """Best first, ``(n_responses, n)``."""
+
+    def blocks(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield some rankings and their texts at a time."""
+        for start in range(0, len(self.rankings), BLOCK):
+            yield self.rankings[start : start + BLOCK], self.texts[:, start : start + BLOCK]
+
+    def log_likelihood(self, rate: Array, log_rate: Array) -> tuple[Array, list[Array], list[Array]]:
+        """Return log PL of rankings, with what its gradient needs.
+
+        Args:
+            rate: e^r of their responses, best first, ``(n_responses, …)``.
+            log_rate: Σ r of the responses that were chosen alone, ``(…)``.
+
+        Returns:
+            log PL, ``(…)``; and for each place but the last, from the lowest, the total rate that the choice was from
+            (of a tie: the rate of the lower responses), and the gradient of a tie.
+        """
+        end = len(rate) - self.ties[-1]
+        lower, total = rate[end:].sum(axis=0), np.array(log_rate)
+        totals, ties = list[Array](), list[Array]()
+        for size in self.ties[-2::-1]:
+            own, end = rate[end - size : end], end - size
+            if size == 1:
+                lower = lower + own[0]
+                total -= np.log(lower)
+                totals.append(lower)
+                continue
+            probability, gradient = tied_first(np.log(own) - np.log(lower))
+            total += probability
+            totals.append(lower)
+            ties.append(gradient.astype(rate.dtype))
+            lower = lower + own.sum(axis=0)
+        return total, totals, ties
+
+    def gradient(self, rate: Array, weight: Array, totals: list[Array], ties: list[Array]) -> Iterator[Array]:
+        """Yield ∂ Σ w log PL / ∂ r of each response, best first.
+
+        Args:
+            rate: as for ``log_likelihood``.
+            weight: w, ``(…)``.
+            totals: of ``log_likelihood``.
+            ties: of ``log_likelihood``.
+        """
+        pull, position = np.zeros_like(weight), 0  # pull: Σ over the places above of weight / rate that was available
+        totals, ties = list(totals), list(ties)
+        for size in self.ties[:-1]:
+            available = totals.pop()
+            if size == 1:
+                pull = pull + weight / available
+                yield weight - rate[position] * pull
+            else:
+                slopes = weight * ties.pop()
+                yield from slopes - rate[position : position + size] * pull
+                pull = pull + slopes.sum(axis=0) / available
+            position += size
+        for own in rate[position:]:
+            yield -own * pull
+
+    def uniform(self) -> float:
+        """Return log P of all these rankings if every order is equally likely."""
+        left, tied = np.cumsum(self.ties[::-1])[::-1], np.array(self.ties)
+        ways = gammaln(left + 1) - gammaln(tied + 1) - gammaln(left - tied + 1)
+        return -float(ways.sum()) * len(self.rankings)
+
+    @cached_property
+    def alone(self) -> list[int]:
+        """Positions of the responses that were chosen alone."""
+        first = np.cumsum([0, *self.ties])
+        return [int(position) for position, size in zip(first, self.ties[:-1], strict=False) if size == 1]
+
+
+@dataclass(frozen=True, eq=False)
+class RankedTexts:
+    """Rankings over the inputs of their texts."""
+
+    inputs: Array
+    """Of the texts that are ranked, sorted by prompt, ``(n_texts, d)``."""
+    first: IntArray
+    """First text of each prompt, ``(n_prompts,)``."""
+    shapes: list[_Shape]
+    person: IndexArray
+    """Of each ranking, ``(n,)``."""
+    group: IndexArray
+    """Group of each person: those who judged the same responses, or everyone if persons are known across prompts,
+    ``(n_persons,)``."""
+    prompt_of_group: IndexArray
+    """``(n_groups,)``."""
+    group_of_judgment: IndexArray
+    """``(n_judgments,)``."""
+
+    @classmethod
+    def of(cls, judgments: Judgments, items: IndexArray, inputs: Array) -> "RankedTexts":
+        """Gather what rankings need.
+
+        Args:
+            judgments: the judgments.
+            items: text of each of their entries (``judgments.items``), ``(n_entries,)``.
+            inputs: of all texts, ``(n_items, d)``.
+        """
+        used, text = np.unique(items, return_inverse=True)
+        prompt = np.zeros(len(used), dtype=np.int64)
+        prompt[text] = np.repeat(judgments.prompt, judgments.sizes)
+        person, start = judgments.person, judgments.start
+        group = np.zeros(judgments.n_persons, dtype=np.int32)
+        group[person] = np.arange(len(group), dtype=np.int32)[person] if judgments.linked else judgments.group
+        prompt_of_group = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int32)
+        prompt_of_group[group[person]] = judgments.prompt
+        # Rankings have one shape if they have as many responses and tie at the same places.
+        tied = np.append(judgments.place[1:] == judgments.place[:-1], False)
+        shapes = []
+        for size in np.unique(judgments.sizes):
+            rankings = np.flatnonzero(judgments.sizes == size)
+            entries = start[rankings][:, None] + np.arange(size)
+            patterns, which = np.unique(tied[entries[:, :-1]], axis=0, return_inverse=True)
+            for number, pattern in enumerate(patterns):
+                rows = which.ravel() == number
+                ties = np.diff(np.flatnonzero([True, *~pattern, True]))
+                if len(ties) > 1:  # a tie of all says nothing
+                    own = np.ascontiguousarray(text[entries[rows]].T)
+                    shapes.append(_Shape(tuple(ties.tolist()), rankings[rows], own))
+        first = np.flatnonzero(np.diff(prompt, prepend=-1))
+        of_judgment = np.zeros(judgments.n, dtype=np.int32)
+        of_judgment[judgments.judgment] = group[person]
+        return cls(inputs[used], first, shapes, person, group, prompt_of_group, of_judgment)
+
+    def __len__(self) -> int:
+        """Return the number of rankings."""
+        return len(self.person)
+
+    @property
+    def n_choices(self) -> int:
+        """Number of choices: places of all rankings but the last."""
+        return sum(len(shape.rankings) * (len(shape.ties) - 1) for shape in self.shapes)
+
+    @property
+    def judgments_of_group(self) -> IntArray:
+        """Number of judgments of each group, ``(n_groups,)``."""
+        return np.bincount(self.group_of_judgment, minlength=len(self.prompt_of_group))
+
+    @cached_property
+    def scatter(self) -> sparse.csr_matrix:
+        """Sums values of the entries of all blocks by text, ``(n_texts, n_entries)``."""
+        text = [texts.ravel() for shape in self.shapes for _, texts in shape.blocks()]
+        column = np.concatenate(text) if text else np.empty(0, dtype=np.int64)
+        ones = np.ones(len(column), dtype=np.float32)
+        return sparse.csr_matrix((ones, (column, np.arange(len(column)))), shape=(len(self.inputs), len(column)))
+
+    def log_rates(self, rewards: Array) -> Array:
+        """Return rewards less the highest one of the prompt, at least ``LOWEST``, ``(n_texts, …)``."""
+        if not len(rewards):
+            return rewards
+        highest = np.maximum.reduceat(rewards, self.first, axis=0)
+        counts = np.diff(np.append(self.first, len(rewards)))
+        return np.maximum(rewards - np.repeat(highest, counts, axis=0), LOWEST)
+
+
+# --- the mixture ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Voices:
+    """A mixture of Plackett–Luce rewards."""
+
+    theta: FloatArray
+    """θ_j, ``(d, k)``."""
+    shares: FloatArray
+    """π, ``(k,)``."""
+    common: FloatArray
+    """φ_h, ``(d, n_common)``; no column without common parts."""
+    common_shares: FloatArray
+    """ρ, ``(max(n_common, 1),)``."""
+    factor_shares: FloatArray
+    """κ, ``(len(FACTORS),)``."""
+
+    @property
+    def k(self) -> int:
+        """Number of members."""
+        return len(self.shares)
+
+    def by_group(self, texts: RankedTexts) -> FloatArray:
+        """Return log P(group) of each group, ``(n_groups,)``."""
+        weights = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.common_shares, self.factor_shares))
+        of_texts = (texts.inputs @ one.astype(texts.inputs.dtype) for one in (self.theta, self.common))
+        by_group: FloatArray = _Hypotheses.of(texts, *of_texts).posterior(*weights)[0]
+        return by_group
+
+
+@dataclass(frozen=True, eq=False)
+class _Hypotheses:
+    """Every member, common part and decisiveness, with what the rankings say of each.
+
+    Rankings and texts are the last axis of all arrays here, because numpy sums over the other axes faster.
+    """
+
+    texts: RankedTexts
+    rates: list[tuple[Array, Array, Array, Array]]
+    """For every T: log rates and rates of members, ``(k, n_texts)``, then those of common parts."""
+
+    @classmethod
+    def of(cls, texts: RankedTexts, members: Array, common: Array) -> "_Hypotheses":
+        """Return the hypotheses from rewards of texts, ``(n_texts, k)`` and ``(n_texts, n_common)``."""
+        common = common if common.shape[1] else np.zeros((len(common), 1), dtype=members.dtype)
+        logs = [
+            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, common)]
+            for factor in FACTORS
+        ]
+        return cls(texts, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
+
+    def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
+        own, own_rate, shared, shared_rate = self.rates[factor]
+        rate = np.empty((len(texts), len(own), len(shared), texts.shape[1]), dtype=own.dtype)
+        for position, of_place in enumerate(texts):
+            np.multiply(own_rate[:, None, of_place], shared_rate[None, :, of_place], out=rate[position])
+        alone = texts[shape.alone]
+        return rate, own[:, alone].sum(axis=1)[:, None] + shared[:, alone].sum(axis=1)[None]
+
+    def posterior(
+        self, log_shares: FloatArray, log_common: FloatArray, log_factors: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return log P of each group, and the posteriors of persons ``(k, n_common, n_T, n)`` and of groups."""
+        texts = self.texts
+        likelihood = np.zeros((len(log_shares), len(log_common), len(log_factors), len(texts)))
+        for factor in range(len(log_factors)):
+            for shape in texts.shapes:
+                for rankings, of_block in shape.blocks():
+                    found = shape.log_likelihood(*self._block(shape, of_block, factor))[0]
+                    likelihood[:, :, factor, rankings] = found
+        joint = _sum_by(texts.person, likelihood, len(texts.group))
+        joint += (log_shares[:, None, None] + log_factors)[..., None]
+        of_person = _log_sum(joint, (0, 2))
+        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) + log_common[:, None]
+        total = _log_sum(of_groups, (0,))
+        groups = np.exp(of_groups - total)
+        joint += (np.log(np.maximum(groups, 1e-300))[:, texts.group] - of_person)[None, :, None]
+        return total, np.exp(joint, out=joint), groups
+
+    def gradient(self, posterior: FloatArray) -> Array:
+        """Return Σ_rankings E[∂ log PL / ∂ r] of texts, for members and then common parts, ``(n_texts, k + n_h)``."""
+        texts, (k, n_common) = self.texts, posterior.shape[:2]
+        entries = np.zeros((k + n_common, texts.scatter.shape[1]), dtype=np.float32)
+        for number, factor in enumerate(FACTORS):
+            of_persons, row = np.asarray(posterior[:, :, number] / factor, dtype=np.float32), 0
+            for shape in texts.shapes:
+                for rankings, of_block in shape.blocks():
+                    rate, log_rate = self._block(shape, of_block, number)
+                    found = shape.log_likelihood(rate, log_rate)[1:]
+                    for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
+                        rows = slice(row, row + len(rankings))
+                        entries[:k, rows] += slope.sum(axis=1)
+                        entries[k:, rows] += slope.sum(axis=0)
+                        row += len(rankings)
+        return np.asarray(texts.scatter @ entries.T)
+
+
+def _sum_by(owner: IndexArray, values: FloatArray, n: int) -> FloatArray:
+    """Return the sums of the last axis by owner, ``(…, n)``."""
+    if len(owner) == n and np.array_equal(owner, np.arange(n)):
+        return values
+    which = sparse.csr_matrix((np.ones(len(owner)), (owner, np.arange(len(owner)))), shape=(n, len(owner)))
+    return np.ascontiguousarray((which @ values.reshape(-1, len(owner)).T).T).reshape(*values.shape[:-1], n)
+
+
+def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
+    """Return log Σ e^v over some axes, which are dropped."""
+    highest = values.max(axis=axes, keepdims=True)
+    total = np.log(np.exp(values - highest).sum(axis=axes, keepdims=True))
+    return np.asarray((highest + total).squeeze(axis=axes))
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Strengths of regularisation, per choice."""
+
+    shared: float
+    """λ_0, of the reward that all members share."""
+    own: float
+    """λ, of what is a member's own, and of common parts."""
+    single: float
+    """λ_0 of one reward without them."""
+
+
+STEPS = 60
+"""L-BFGS iterations of a fit. More fit the training judgments too well."""
+START = 1.0
+"""Spread of the random start of a member's own part, in units of reward."""
+
+
+def fit_voices(
+    texts: RankedTexts,
+    k: int,
+    n_common: int,
+    penalties: Penalties,
+    start: npt.NDArray[np.floating] | None = None,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+) -> tuple[Voices, float]:
+    """Fit the mixture from a random start. Return it with the minimum that was found.
+
+    Args:
+        texts: the rankings.
+        k: number of members. A single member has no part of its own.
+        n_common: number of common parts; 0 for none.
+        penalties: how strongly to regularise.
+        start: θ_0 to start from, ``(d,)``, or all θ_j, ``(d, k)``.
+        seed: of the random part of the start.
+        steps: maximum number of iterations.
+    """
+    d, n_own = texts.inputs.shape[1], k if k > 1 else 0
+    own, shared = slice(1, 1 + n_own), slice(1 + n_own, 1 + n_own + n_common)
+    columns = 1 + n_own + n_common
+    unknowns = np.zeros((d, columns))
+    unknowns[:, 1:] = random_stream(seed, RATER_MIXTURE, k, n_common).standard_normal((d, columns - 1))
+    spread = np.std(texts.inputs @ unknowns[:, 1:].astype(np.float32), axis=0)
+    unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
+    if start is not None:
+        unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
+        if start.ndim == 2:
+            unknowns[:, own] = start - unknowns[:, :1]
+    sizes = np.cumsum([unknowns.size, k, max(n_common, 1), len(FACTORS)])
+    strength = np.full(columns, penalties.own)
+    strength[0] = penalties.shared
+    n, x = max(texts.n_choices, 1), texts.inputs
+
+    def unpack(values: FloatArray) -> tuple[FloatArray, Sequence[FloatArray]]:
+        parts = np.split(values, sizes[:-1])
+        return parts[0].reshape(d, columns), parts[1:]
+
+    def loss(values: FloatArray) -> tuple[float, FloatArray]:
+        weights, logits = unpack(values)
+        rewards = x @ weights.astype(x.dtype)
+        members = rewards[:, :1] + rewards[:, own] if n_own else rewards[:, :1]
+        hypotheses = _Hypotheses.of(texts, members, rewards[:, shared])
+        total, posterior, groups = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
+        of_texts = hypotheses.gradient(posterior)
+        parts = [of_texts[:, :k].sum(axis=1, keepdims=True)]
+        parts += [of_texts[:, :k]] * (n_own > 0) + [of_texts[:, k:]] * (n_common > 0)
+        slope = strength * weights - (x.T @ np.hstack(parts)) / n
+        found = posterior.sum(axis=(1, 2, 3)), groups.sum(axis=1), posterior.sum(axis=(0, 1, 3))
+        slopes = [(softmax(one) * count.sum() - count) / n for one, count in zip(logits, found, strict=True)]
+        value = -float(total.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
+        return value, np.concatenate([slope.ravel(), *slopes])
+
+    first = np.append(unknowns.ravel(), np.zeros(sizes[-1] - sizes[0]))
+    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": steps})
+    weights, logits = unpack(found.x)
+    theta = weights[:, :1] + weights[:, own] if n_own else weights[:, :1]
+    return Voices(theta, softmax(logits[0]), weights[:, shared], softmax(logits[1]), softmax(logits[2])), found.fun
+
+
+# --- the fit of an ensemble: choose on validation prompts, fit every size, fit the models of the test of voices -------
+
+
+STRENGTHS = (0.3, 0.1, 0.05, 0.025, 0.012, 0.006, 0.003, 0.001)
+"""Values of λ and λ_0 to choose from, strongest first."""
+LOOSER = 2.0
+"""λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
+PATIENCE = 2
+"""A search ends after so many strengths in turn that are worse than the best one before them."""
+SEARCH_FOLDS = 1
+"""Validation folds that choose, where there are many prompts."""
+MANY_PROMPTS = 200
+N_COMMON = 4
+"""Number of common parts in the models of the test of voices."""
+RESTARTS = 2
+"""Random starts of the final fit. The one with the lowest minimum is kept."""
+MODELS = ("voices", "one reward", "one reward and common parts")
+"""The models of the test of voices by their names in an ensemble. ``voices`` has common parts too."""
+
+
+def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fitted:
+    """Fit an ensemble to whole judgments on the training prompts, with every smaller size for its history.
+
+    Members come from the mixture without common parts, because the average over people is what predicts shares. The
+    models of the test of voices have common parts. Strengths and k have the highest log likelihood of judgments on
+    validation prompts.
+
+    Args:
+        task: the training pairs. Weights and the undecided share are solved on their vote counts.
+        judgments: on the training prompts.
+        items: text of each of their entries, ``(n_entries,)``.
+    """
+    options, keep, policy = task.options, task.checkpoints.keep, task.options.level == "policy"
+    search = VoicesSearch(task, judgments, items)
+    task.watcher.choosing("shrinkage")
+    penalties = keep("judgments-penalties", Penalties, lambda: search.choose_penalties(task.usual_size))
+    if options.k == "auto":
+        task.watcher.choosing("k")
+        size = keep("judgments-size", int, lambda: search.choose_size(penalties))
+    else:
+        size = int(options.k)
+    everyone = search.texts(np.ones(len(task.train), dtype=bool))
+    single = keep("judgments-1", Voices, lambda: search.single(everyone, penalties.single))
+
+    def fitted(k: int, n_common: int, start: FloatArray, restarts: int = 1) -> Voices:
+        def fit() -> Voices:
+            seeds = range(options.seed * RESTARTS, options.seed * RESTARTS + restarts)
+            fits = [fit_voices(everyone, k, n_common, penalties, start, seed=seed) for seed in seeds]
+            return min(fits, key=lambda found: found[1])[0]
+
+        return keep(f"judgments-{k}-{n_common}", Voices, fit)
+
+    def largest() -> tuple[Voices, Voices]:
+        voices = fitted(size, 0, single.theta[:, 0], RESTARTS) if size > 1 else single
+        return voices, fitted(size, N_COMMON, voices.theta if size > 1 else single.theta[:, 0])
+
+    start, smaller = single.theta[:, 0], history_sizes(size)[1:-1]
+    task.watcher.choosing("temperature")
+    fits: list[Any] = [largest, task.baselines, partial(search.validated, size, penalties)]
+    fits += [partial(fitted, 1, N_COMMON, start), *(partial(fitted, k, 0, start) for k in smaller)]
+    (voices, common), baselines, (temperature, model), common_single, *mixtures = task.in_parallel(fits)
+    history, free = list[Any](), Members(single.theta, single.shares)
+
+    def as_members(voices: Voices, *, bound: float) -> Members:
+        theta = voices.theta
+        if bound < 1:
+            anchor = single.theta[:, 0]
+            capped = [cap_disagreement(one, anchor, task.train.difference, task.train.prob_a, bound) for one in theta.T]
+            theta = np.column_stack(capped)
+        if policy:
+            return Members(theta / temperature, voices.shares)
+        votes = hard_votes(task.train.difference, theta)
+        return Members(theta, *weights_and_undecided(votes, task.train.prob_a, undecided=options.undecided))
+
+    for mixture in [*[single] * (size > 1), *mixtures, voices]:
+        members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
+        history.append(task.measured(members))
+    unbounded = free if options.max_disagreement < 1 else None
+    models = {"voices": common, "one reward": single, "one reward and common parts": common_single}
+    result = Fitted(members, 1.0 if policy else temperature, baselines, unbounded, history, "judgments")
+    return replace(result, choice_model=model, models={name: asdict(one) for name, one in models.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class VoicesSearch:
+    """The choices of a fit to judgments, made on validation prompts."""
+
+    task: FitTask
+    judgments: Judgments
+    items: IndexArray
+
+    def texts(self, rows: Mask) -> RankedTexts:
+        """Return the judgments on the prompts of some training pairs, ``(n_train,)``."""
+        kept = np.isin(self.judgments.prompt, self.task.train.prompt[rows])
+        items = self.items[np.repeat(kept, self.judgments.sizes)]
+        return RankedTexts.of(self.judgments[kept], items, self.task.train.inputs)
+
+    @cached_property
+    def parts(self) -> list[tuple[RankedTexts, RankedTexts]]:
+        """The judgments without the validation prompts, and those on them, for each fold that chooses."""
+        folds = self.task.folds
+        if len(np.unique(self.task.train.prompt)) >= MANY_PROMPTS:
+            folds = folds[:SEARCH_FOLDS]
+        return [(self.texts(~fold), self.texts(fold)) for fold in folds]
+
+    def single(self, texts: RankedTexts, strength: float) -> Voices:
+        """Return one reward for everyone, fitted to some judgments."""
+        return fit_voices(texts, 1, 0, Penalties(strength, 0.0, strength))[0]
+
+    def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
+        """Return the strength with the highest value, tried from the strongest on, as many at a time as there are cores."""
+        found: list[float] = []
+        while len(found) < len(STRENGTHS) and len(found) - int(np.argmax(found or [0])) <= PATIENCE:
+            tried = STRENGTHS[len(found) : len(found) + PATIENCE]
+            found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
+        return STRENGTHS[int(np.argmax(found))]
+
+    def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
+        """Return log P of each group on validation prompts, by a mixture fitted without them, ``(n_groups,)``."""
+
+        def of_part(part: tuple[RankedTexts, RankedTexts]) -> FloatArray:
+            learn, check = part
+            start = self.single(learn, penalties.single).theta[:, 0]
+            fit = fit_voices(learn, k, 0, penalties, start, seed=self.task.options.seed)[0]
+            return fit.by_group(check)
+
+        return np.concatenate([of_part(part) for part in self.parts])
+
+    def choose_penalties(self, k: int) -> Penalties:
+        """Choose λ_0 of one reward, then λ of a mixture."""
+
+        def one(strength: float) -> float:
+            return float(sum(self.single(learn, strength).by_group(check).sum() for learn, check in self.parts))
+
+        single = self.best_strength(one)
+        if k == 1:
+            return Penalties(LOOSER * single, single, single)
+
+        def several(strength: float) -> float:
+            return float(self.log_likelihood(k, Penalties(LOOSER * strength, strength, single)).sum())
+
+        own = self.best_strength(several)
+        return Penalties(LOOSER * own, own, single)
+
+    def choose_size(self, penalties: Penalties) -> int:
+        """Return the smallest k whose log likelihood is within one standard error of the best."""
+        found = {k: self.log_likelihood(k, penalties) for k in AUTO_SIZES}
+        best = max(found, key=lambda k: float(found[k].sum()))
+
+        def as_good(k: int) -> bool:
+            lost = found[best] - found[k]
+            return float(lost.sum()) <= float(np.std(lost) * len(lost) ** 0.5)
+
+        return min(k for k in found if as_good(k))
+
+    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel]:
+        """Return the temperature, and what choices say of a person, chosen on the first validation fold.
+
+        A person's choices count if the mixture predicts these judgments better than one reward with common parts.
+        """
+        task = self.task
+        learn, check = self.parts[0]
+        single, seed = self.single(learn, penalties.single), task.options.seed
+        start = single.theta[:, 0]
+        voices = fit_voices(learn, k, 0, penalties, start, seed=seed)[0] if k > 1 else single
+        members = Members(voices.theta, voices.shares)
+        if task.options.level == "vote":
+            members = members.unit_spread(task.learn)
+        temperature = choose_temperature(members, task.check)
+        if k == 1:
+            return temperature, ChoiceModel()
+        starts = {k: voices.theta, 1: start}
+        models = [fit_voices(learn, n, N_COMMON, penalties, one, seed=seed)[0] for n, one in starts.items()]
+        gain = gain_of(models[0].by_group(check), [single.by_group(check), models[1].by_group(check)], check)
+        return temperature, ChoiceModel(VOICES_SHARE, source="voices") if gain.low > 0 else ChoiceModel()
+
+
+# --- the test of voices -----------------------------------------------------------------------------------------------
+
+
+def gain_of(voices: FloatArray, singles: Sequence[FloatArray], texts: RankedTexts) -> Interval:
+    """Return how much better a mixture predicts judgments than the best single reward, per judgment, by prompt.
+
+    Args:
+        voices: log P of each group by the mixture, ``(n_groups,)``.
+        singles: the same by each single reward.
+        texts: the judgments.
+    """
+    best = max(singles, key=lambda one: float(one.sum()))
+    per_judgment = ((voices - best) / texts.judgments_of_group)[texts.group_of_judgment]
+    prompt = texts.prompt_of_group[texts.group_of_judgment]
+    return clustered_interval(per_judgment, prompt, min_clusters=ENOUGH_CLUSTERS)
+
+
+def judgment_figures(
+    models: Mapping[str, Mapping[str, npt.NDArray[Any]]], judgments: Judgments, items: IndexArray, inputs: Array
+) -> JudgmentFigures:
+    """Measure the models of the test of voices on judgments.
+
+    A single reward with people of different decisiveness, and with what a group has in common, explains all that does
+    not need different preferences. So a mixture of rewards with the same two must predict better than it.
+
+    Args:
+        models: the arrays of ``MODELS``.
+        judgments: on prompts that nothing was trained on.
+        items: text of each of their entries, ``(n_entries,)``.
+        inputs: of the texts, ``(n_items, d)``.
+    """
+    texts = RankedTexts.of(judgments.unlinked(), items, inputs)
+    voices, *singles = (Voices(**models[name]).by_group(texts) for name in MODELS)
+    return JudgmentFigures(
+        n=judgments.n,
+        prompts=judgments.n_prompts,
+        log_likelihood=float(voices.sum()) / judgments.n,
+        uniform=sum(shape.uniform() for shape in texts.shapes) / judgments.n,
+        best_single=max(float(one.sum()) for one in singles) / judgments.n,
+        gain=gain_of(voices, singles, texts),
+    )
