@@ -14,7 +14,7 @@ With rater ids the rankings of a person on all prompts share j and T; then there
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,7 +44,7 @@ LOWEST = -40.0
 
 # --- Plackett–Luce with ties ------------------------------------------------------------------------------------------
 
-NODES = np.arange(-18.0, 4.8, 0.4)
+NODES = np.arange(-24.0, 6.2, 0.2)
 """Nodes x of the trapezoid rule for the integral of ``tied_first``, whose integrand decays at both ends."""
 
 
@@ -370,8 +370,8 @@ class Penalties:
     """λ_0 of one reward without them."""
 
 
-STEPS = 60
-"""L-BFGS iterations of a fit. More fit the training judgments too well."""
+STEPS = 50
+"""L-BFGS iterations. With more of them, fits follow the training judgments too closely."""
 START = 1.0
 """Spread of the random start of a member's own part, in units of reward."""
 
@@ -407,7 +407,7 @@ def fit_voices(
     if start is not None:
         unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
         if start.ndim == 2:
-            unknowns[:, own] = start - unknowns[:, :1]
+            unknowns[:, own] = start[:, :n_own] - unknowns[:, :1]
     sizes = np.cumsum([unknowns.size, k, max(n_common, 1), len(FACTORS)])
     strength = np.full(columns, penalties.own)
     strength[0] = penalties.shared
@@ -442,12 +442,12 @@ def fit_voices(
 # --- the fit of an ensemble: choose on validation prompts, fit every size, fit the models of the test of voices -------
 
 
-STRENGTHS = (0.3, 0.1, 0.05, 0.025, 0.012, 0.006, 0.003, 0.001)
+STRENGTHS = (0.15, 0.06, 0.025, 0.01, 0.004, 0.0015, 0.0006, 0.0002)
 """Values of λ and λ_0 to choose from, strongest first."""
 LOOSER = 2.0
 """λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
-PATIENCE = 2
-"""A search ends after so many strengths in turn that are worse than the best one before them."""
+AT_ONCE = 2
+"""Strengths that are tried side by side. The search ends when none of them is better than the best one before."""
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
 MANY_PROMPTS = 200
@@ -481,7 +481,8 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     else:
         size = int(options.k)
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
-    single = keep("judgments-1", Voices, lambda: search.single(everyone, penalties.single))
+    alone = Penalties(penalties.single, 0.0, penalties.single)
+    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, 0, alone)[0])
 
     def fitted(k: int, n_common: int, start: FloatArray, restarts: int = 1) -> Voices:
         def fit() -> Voices:
@@ -529,6 +530,8 @@ class VoicesSearch:
     task: FitTask
     judgments: Judgments
     items: IndexArray
+    fits: dict[Any, Voices] = field(default_factory=dict)
+    """What was fitted so far."""
 
     def texts(self, rows: Mask) -> RankedTexts:
         """Return the judgments on the prompts of some training pairs, ``(n_train,)``."""
@@ -544,34 +547,43 @@ class VoicesSearch:
             folds = folds[:SEARCH_FOLDS]
         return [(self.texts(~fold), self.texts(fold)) for fold in folds]
 
-    def single(self, texts: RankedTexts, strength: float) -> Voices:
-        """Return one reward for everyone, fitted to some judgments."""
-        return fit_voices(texts, 1, 0, Penalties(strength, 0.0, strength))[0]
+    def single(self, part: int, strength: float) -> Voices:
+        """Return one reward for everyone, fitted without the validation prompts."""
+        key = 1, strength, part
+        if key not in self.fits:
+            self.fits[key] = fit_voices(self.parts[part][0], 1, 0, Penalties(strength, 0.0, strength))[0]
+        return self.fits[key]
 
     def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
-        """Return the strength with the highest value, tried from the strongest on, as many at a time as there are cores."""
+        """Return the strength with the highest log likelihood, tried from the strongest on."""
         found: list[float] = []
-        while len(found) < len(STRENGTHS) and len(found) - int(np.argmax(found or [0])) <= PATIENCE:
-            tried = STRENGTHS[len(found) : len(found) + PATIENCE]
+        while len(found) < len(STRENGTHS) and int(np.argmax(found or [0])) >= len(found) - AT_ONCE:
+            tried = STRENGTHS[len(found) : len(found) + AT_ONCE]
             found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
         return STRENGTHS[int(np.argmax(found))]
 
+    def learned(self, k: int, penalties: Penalties) -> list[Voices]:
+        """Return mixtures that are fitted without the validation prompts."""
+        seed, fits = self.task.options.seed, []
+        for number, (learn, _) in enumerate(self.parts):
+            key = k, penalties, number
+            if key not in self.fits:
+                start = self.single(number, penalties.single).theta[:, 0]
+                self.fits[key] = fit_voices(learn, k, 0, penalties, start, seed=seed)[0]
+            fits.append(self.fits[key])
+        return fits
+
     def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
         """Return log P of each group on validation prompts, by a mixture fitted without them, ``(n_groups,)``."""
-
-        def of_part(part: tuple[RankedTexts, RankedTexts]) -> FloatArray:
-            learn, check = part
-            start = self.single(learn, penalties.single).theta[:, 0]
-            fit = fit_voices(learn, k, 0, penalties, start, seed=self.task.options.seed)[0]
-            return fit.by_group(check)
-
-        return np.concatenate([of_part(part) for part in self.parts])
+        fits = zip(self.learned(k, penalties), self.parts, strict=True)
+        return np.concatenate([fit.by_group(check) for fit, (_, check) in fits])
 
     def choose_penalties(self, k: int) -> Penalties:
         """Choose λ_0 of one reward, then λ of a mixture."""
 
         def one(strength: float) -> float:
-            return float(sum(self.single(learn, strength).by_group(check).sum() for learn, check in self.parts))
+            parts = enumerate(self.parts)
+            return float(sum(self.single(i, strength).by_group(check).sum() for i, (_, check) in parts))
 
         single = self.best_strength(one)
         if k == 1:
@@ -599,20 +611,21 @@ class VoicesSearch:
 
         A person's choices count if the mixture predicts these judgments better than one reward with common parts.
         """
-        task = self.task
-        learn, check = self.parts[0]
-        single, seed = self.single(learn, penalties.single), task.options.seed
-        start = single.theta[:, 0]
-        voices = fit_voices(learn, k, 0, penalties, start, seed=seed)[0] if k > 1 else single
+        task, (learn, check) = self.task, self.parts[0]
+        single = self.single(0, penalties.single)
+        voices = self.learned(k, penalties)[0] if k > 1 else single
         members = Members(voices.theta, voices.shares)
         if task.options.level == "vote":
             members = members.unit_spread(task.learn)
         temperature = choose_temperature(members, task.check)
         if k == 1:
             return temperature, ChoiceModel()
-        starts = {k: voices.theta, 1: start}
-        models = [fit_voices(learn, n, N_COMMON, penalties, one, seed=seed)[0] for n, one in starts.items()]
-        gain = gain_of(models[0].by_group(check), [single.by_group(check), models[1].by_group(check)], check)
+
+        def log_likelihood(start: Voices) -> FloatArray:
+            fit = partial(fit_voices, learn, start.k, N_COMMON, penalties, start.theta, seed=task.options.seed)
+            return fit()[0].by_group(check)
+
+        gain = gain_of(log_likelihood(voices), [single.by_group(check), log_likelihood(single)], check)
         return temperature, ChoiceModel(VOICES_SHARE, source="voices") if gain.low > 0 else ChoiceModel()
 
 
