@@ -170,7 +170,7 @@ def ranking_log_likelihood(
         return np.asarray(np.logaddexp(np.log(random) + by_chance, np.log1p(-random) + plackett_luce(scores, place)))
 
 
-NODES = np.arange(-40.0, 4.8, 0.25)
+NODES = np.arange(-40.0, 7.0, 0.125)
 """Nodes x of the trapezoid rule in ``plackett_luce``, whose integrand decays at both ends."""
 
 
@@ -183,7 +183,7 @@ def plackett_luce(scores: FloatArray, place: npt.ArrayLike) -> FloatArray:
 
       P(all ring before the lower ones) = ∫_0^∞ e^{−s} Π_b (1 − e^{−ρ_b s}) ds,   s = e^x,
 
-    which is ρ/(1 + ρ) for one response. For more the trapezoid rule over x is accurate to about 12 digits.
+    which is ρ/(1 + ρ) for one response. For up to 20 the trapezoid rule over x has about 12 digits.
 
     Args:
         scores: z, ``(m, …)``.
