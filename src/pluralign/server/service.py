@@ -262,7 +262,8 @@ class Service:
         if choices:
             votes = self.votes(choices)
             rewards = await self.rewards(texts_of(votes), average=True)
-            steering = steer_by_choices(ScoredChoices.of(self.ensemble, votes, lambda _: rewards), voters)
+            scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
+            steering = await asyncio.to_thread(steer_by_choices, scored, voters)
         else:
             prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
             member, nobody = prior.index(max(prior)), 1 - sum(prior)
