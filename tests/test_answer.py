@@ -416,7 +416,7 @@ def test_rankings_on_some_prompts_steer_the_answer_to_another(
             assert found.answers[0].text == favourite_text(ensemble, member)
 
             (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-            steered = ["--mode", "steerable", "--choices", tmp_path / "mine.jsonl", "--json"]
+            steered = "--mode", "steerable", "--choices", tmp_path / "mine.jsonl", "--json"
             done = run("answer", tmp_path / "ensemble", PROMPT, "--candidates", lines, *steered)
             assert done.returncode == 0, done.stderr
             sent = [{("chosen" if name == "vote" else name): value for name, value in row.items()} for row in rows]

@@ -51,7 +51,7 @@ def weak_orders(items: tuple[int, ...]) -> Iterable[tuple[tuple[int, ...], ...]]
                 yield (first, *rest)
 
 
-def by_stages(scores: Any, order: tuple[int, ...]) -> float:
+def by_stages(scores: Any, order: tuple[int, ...]) -> Any:
     """Return the Plackett–Luce probability of an order, choice by choice."""
     rates = np.exp(scores)
     return math.prod(rates[i] / rates[list(order[stage:])].sum() for stage, i in enumerate(order))
@@ -76,7 +76,7 @@ def test_the_probability_of_a_ranking_is_the_sum_over_its_orders(m: int, known: 
         for h, (t, factor) in itertools.product(range(4), enumerate(posterior.FACTORS)):
             scores, s = (rewards[:, h] / beta, 1 - 0.9 * 0.7) if h < 3 else (everyone, 0.1)
             expected[order][h, t] = s / math.factorial(m) + (1 - s) * by_stages(scores / factor, order)
-    total = sum(probability([[i] for i in order]) for order in expected)
+    total = sum(probability((i,) for i in order) for order in expected)
     assert total == pytest.approx(np.ones((4, len(posterior.FACTORS))), abs=1e-12)
     for ranking in weak_orders(tuple(range(m))):
         orders = itertools.product(*map(itertools.permutations, ranking))
@@ -84,7 +84,7 @@ def test_the_probability_of_a_ranking_is_the_sum_over_its_orders(m: int, known: 
     if m == 2:
         difference = None if average is None else average[:1] - average[1:]
         chance = posterior.person_chances(rewards[:1] - rewards[1:], difference, *arguments)
-        for ranking, votes in (([[0], [1]], (1, 0)), ([[1], [0]], (0, 1))):
+        for ranking, votes in ((((0,), (1,)), (1, 0)), (((1,), (0,)), (0, 1))):
             log_likelihood = posterior.choice_log_likelihood(chance, *([count] for count in votes))[0]
             assert np.log(probability(ranking)) == pytest.approx(log_likelihood, abs=1e-12)
 
