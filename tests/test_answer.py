@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from conftest import run, wide
 from scipy import stats
-from served import Writer
+from served import Writer, running
 from test_tune import ensemble_of
 
-from pluralign import PreferenceSet, answer
+from pluralign import answer
 from pluralign.answering import answer as answering
 from pluralign.answering.answer import Answerer, Drafts, choose
 from pluralign.answering.request import AnswerRequest, Mode, Voters
@@ -23,6 +23,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.measuring.cards import Profile, member_profiles
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.social_choice import borda, pairwise_support
 
 PROMPT = "Should the town plant more trees?"
@@ -165,12 +166,15 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
 
 
 @pytest.mark.parametrize("level", ["vote", "policy"])
-def test_draws_from_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble, level: Level) -> None:
-    texts = [CANDIDATES[0], CANDIDATES[2]]
-    pair = PreferenceSet.from_columns([PROMPT], texts[:1], texts[1:], [1], [1])
-    share = float(replace(ensemble, undecided=0.0).prob_hat(pair, level)[0])
+@pytest.mark.parametrize("texts", [[CANDIDATES[0], CANDIDATES[2]], CANDIDATES], ids=["pair", "five"])
+def test_draws_have_the_predicted_shares_of_first_choices(
+    ensemble: RewardEnsemble, level: Level, texts: list[str]
+) -> None:
     drawn = [answer(ensemble, PROMPT, texts, "distributional", level=level, seed=i).answers[0].text for i in range(400)]
-    assert stats.binomtest(drawn.count(texts[0]), 400, share).pvalue > 1e-4
+    voters = replace(Voters.of(ensemble), undecided=0.0).at(level)
+    share = voters.first_choices(ensemble.rewards([(PROMPT, text) for text in texts]))
+    for text, chance in zip(texts, share, strict=True):
+        assert stats.binomtest(drawn.count(text), 400, chance).pvalue > 1e-4
 
 
 # --- odd input --------------------------------------------------------------------------------------------------------
@@ -378,6 +382,66 @@ def test_equal_answers_of_two_policies_share_one_entry() -> None:
     drafts, voters = Drafts((0, 1), {0: ["Yes."], 1: ["Yes."]}), Voters(np.array([0.6, 0.4]))
     found = choose(AnswerRequest("Tea?"), voters, drafts.pool, np.array([[1.0, 2.0]]), drafts=drafts)
     assert [(entry.text, entry.members) for entry in found.answers] == [("Yes.", (0, 1))]
+
+
+# --- rankings as choices ----------------------------------------------------------------------------------------------
+
+
+def rankings_of_member(ensemble: RewardEnsemble, member: int) -> list[dict[str, Any]]:
+    """Return rankings by a member on other prompts, and one choice between two responses."""
+    rows: list[dict[str, Any]] = []
+    for prompt in ("Tea?", "Should the library open on Sundays?", "Cars?", "A new bridge?"):
+        rewards = ensemble.rewards([(prompt, text) for text in CANDIDATES])[:, member]
+        best, *middle, last = np.argsort(-rewards).tolist()
+        rows.append({"prompt": prompt, "responses": CANDIDATES, "ranking": [best, middle[:-1], last]})
+    pair = {"response_a": CANDIDATES[last], "response_b": CANDIDATES[best]}
+    return [rows[0], {"prompt": "Rum?", **pair, "vote": "b"}, *rows[1:]]
+
+
+def test_rankings_on_some_prompts_steer_the_answer_to_another(
+    ensemble: RewardEnsemble, lines: Path, tmp_path: Path
+) -> None:
+    ensemble = replace(ensemble, undecided=0.0, choice_model=ChoiceModel(people=0.9, spread=0.0, source="raters"))
+    ensemble.save(tmp_path / "ensemble")
+    body = {"prompt": PROMPT, "candidates": CANDIDATES, "mode": "steerable"}
+    with running(ensemble) as client:
+        for member in range(ensemble.k):
+            rows = rankings_of_member(ensemble, member)
+            found = answer(ensemble, PROMPT, CANDIDATES, "steerable", choices=rows)
+            assert found.steering is not None
+            before, after = (np.array(found.steering.path[step]) for step in (0, -1))
+            assert before == pytest.approx(0.9 * ensemble.weights)
+            assert after[member] > 1.5 * before[member]
+            assert found.steering.why.startswith("its favourite is yours in 5 of your 5 choices")
+            assert found.answers[0].text == favourite_text(ensemble, member)
+
+            (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            steered = "--mode", "steerable", "--choices", tmp_path / "mine.jsonl", "--json"
+            done = run("answer", tmp_path / "ensemble", PROMPT, "--candidates", lines, *steered)
+            assert done.returncode == 0, done.stderr
+            sent = [{("chosen" if name == "vote" else name): value for name, value in row.items()} for row in rows]
+            for other in (json.loads(done.stdout), client.json("/v1/answer", body | {"choices": sent})):
+                assert other["answers"][0]["text"] == found.answers[0].text
+                assert np.array(other["steering"]["path"]) == pytest.approx(np.array(found.steering.path), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"ranking": [0, 3]}, r"row 1: ranking 1 is list \[0, 3\], but must name responses, each at most once; list"),
+        ({"ranking": [0, [1, 0]]}, "each at most once"),
+        ({"ranking": [2]}, "the ranking names only one response; rank at least two"),
+        ({"ranking": [0], "responses": ["A"]}, "the prompt has only one response; give at least two responses"),
+    ],
+    ids=str,
+)
+def test_a_bad_ranking_among_choices_is_one_sentence(
+    ensemble: RewardEnsemble, row: dict[str, Any], sentence: str
+) -> None:
+    ranked = {"prompt": "Tea?", "responses": ["A", "B", "C"], **row}
+    with pytest.raises(DataError, match=sentence + r"[^.]*\.$") as error:
+        answer(ensemble, PROMPT, CANDIDATES, "steerable", choices=[ranked])
+    assert "--skip-bad" not in str(error.value)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

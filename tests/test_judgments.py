@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pluralign import DataError, UsageError, inspect, load_preferences, load_rater_votes, town_hall
 from pluralign.ensemble.folder import REWARDS_FILE, VOTES_FILE
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
-from pluralign.votes.judgments import Judgments
+from pluralign.votes.judgments import Judgments, rankings_of_one
 from pluralign.votes.preferences import PreferenceSet, concatenate, texts_of
 from pluralign.votes.raters import town_hall_votes
 
@@ -81,7 +82,16 @@ LAYOUTS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [{"prompt": "x", "chosen": good, "rejected": bad, "rater": who} for good, bad, who in CHOSEN],
         ["0 x: A>B", "0 x: A>C", "1 x: B>A"],
     ),
+    "votes and rankings": (
+        [vote("A", "B", "a", "u"), ask(ranking=[2, 0], annotator="u"), vote("C", "A", "b", "v"),
+         ask(ranking=[1, [0, 2]]), vote("C", "A", "tie", "u") | {"ranking": None}],
+        ["0 x: A>B", "0 x: C>A", "1 x: A>C", "2 x: B>A=C", "0 x: A=C"],
+    ),
 }  # fmt: skip
+LAYOUTS["rankings and votes"] = (
+    LAYOUTS["votes and rankings"][0][1:],
+    ["0 x: C>A", "1 x: A>C", "2 x: B>A=C", "0 x: A=C"],
+)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -132,6 +142,16 @@ def test_rater_ids_link_judgments_across_prompts_and_others_are_own_people() -> 
     assert linked.unlinked() == load_preferences(rows, min_votes=1, ties="half").judgments
     ranked = load_rater_votes([row | {"who": "u"} for row in LAYOUTS["ranking"][0]], "who", min_votes=1)
     assert [who for who, *_ in said(ranked.preferences)] == [0, 0, 0, 0]
+    mixed = load_rater_votes([row | {"who": "u"} for row in LAYOUTS["votes and rankings"][0]], "who", min_votes=1)
+    assert [who for who, *_ in said(mixed.preferences)] == [0] * 5
+    assert mixed.chose_a.tolist() == [1, 0, 1, 0, 1], "A>B, C>A, A>C, B>A, B>C"
+
+
+def test_the_rankings_of_one_person_are_the_judgments_and_all_other_votes() -> None:
+    ranked = load_preferences([ask(ranking=[2, [0, 1]])], min_votes=1, ties="half")
+    counted = load_preferences([wide(prompt="y", response_a="A", response_b="C", votes_a=2, votes_b=1)])
+    both = concatenate([ranked, counted.with_ties("half")])
+    assert shown(replace(both, judgments=rankings_of_one(both))) == ["0 x: C>A=B", "0 y: A>C", "0 y: A>C", "0 y: C>A"]
 
 
 @st.composite

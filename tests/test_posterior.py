@@ -1,6 +1,9 @@
 """The posterior over people given some of their choices, against Bayes' rule written out."""
 
+import itertools
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +31,72 @@ def test_the_posterior_is_bayes_rule_over_all_choices() -> None:
     found = posterior.person_posterior(ll, model.prior(WEIGHTS))
     assert found == pytest.approx(expected / expected.sum())
     assert posterior.predicted_choice(chance, found) == pytest.approx([np.sum(one * found) for one in chance])
+
+
+# --- rankings ---------------------------------------------------------------------------------------------------------
+
+
+def places(groups: Iterable[Iterable[int]]) -> list[int]:
+    """Return the place of each response; ``groups`` are indices of responses, best first, and those in a group tie."""
+    return [place for _, place in sorted((i, place) for place, group in enumerate(groups) for i in group)]
+
+
+def weak_orders(items: tuple[int, ...]) -> Iterable[tuple[tuple[int, ...], ...]]:
+    """Yield every ranking of items, also those with ties."""
+    if not items:
+        yield ()
+    for size in range(1, len(items) + 1):
+        for first in itertools.combinations(items, size):
+            for rest in weak_orders(tuple(i for i in items if i not in first)):
+                yield (first, *rest)
+
+
+def by_stages(scores: Any, order: tuple[int, ...]) -> Any:
+    """Return the Plackett–Luce probability of an order, choice by choice."""
+    rates = np.exp(scores)
+    return math.prod(rates[i] / rates[list(order[stage:])].sum() for stage, i in enumerate(order))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["average reward", "no average reward"])
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_the_probability_of_a_ranking_is_the_sum_over_its_orders(m: int, known: bool) -> None:
+    random = np.random.default_rng(m)
+    rewards, average = 2 * random.normal(size=(m, 3)), random.normal(size=m) if known else None
+    model, beta, undecided = posterior.ChoiceModel(slip=0.1), 0.7, 0.3
+    arguments = WEIGHTS, beta, undecided, model
+
+    def probability(ranking: Iterable[Iterable[int]]) -> Any:
+        return np.exp(posterior.ranking_log_likelihood(rewards, average, places(ranking), *arguments))
+
+    expected = {}
+    shares = np.exp(rewards / beta) / np.exp(rewards / beta).sum(axis=0)
+    everyone = np.log(undecided / m + (1 - undecided) * shares @ WEIGHTS) if average is None else average
+    for order in itertools.permutations(range(m)):
+        expected[order] = np.zeros((4, len(posterior.FACTORS)))
+        for h, (t, factor) in itertools.product(range(4), enumerate(posterior.FACTORS)):
+            scores, s = (rewards[:, h] / beta, 1 - 0.9 * 0.7) if h < 3 else (everyone, 0.1)
+            expected[order][h, t] = s / math.factorial(m) + (1 - s) * by_stages(scores / factor, order)
+    total = sum(probability((i,) for i in order) for order in expected)
+    assert total == pytest.approx(np.ones((4, len(posterior.FACTORS))), abs=1e-12)
+    for ranking in weak_orders(tuple(range(m))):
+        orders = itertools.product(*map(itertools.permutations, ranking))
+        assert probability(ranking) == pytest.approx(sum(expected[sum(order, ())] for order in orders), rel=1e-11)
+    if m == 2:
+        difference = None if average is None else average[:1] - average[1:]
+        chance = posterior.person_chances(rewards[:1] - rewards[1:], difference, *arguments)
+        for ranking, votes in ((((0,), (1,)), (1, 0)), (((1,), (0,)), (0, 1))):
+            log_likelihood = posterior.choice_log_likelihood(chance, *([count] for count in votes))[0]
+            assert np.log(probability(ranking)) == pytest.approx(log_likelihood, abs=1e-12)
+
+
+@pytest.mark.parametrize("gap", [-300.0, -30.0, 0.0, 30.0, 300.0])
+def test_many_ties_and_distant_rewards_keep_their_probability(gap: float) -> None:
+    """n equal rewards tie above one: P = Π_i (n − i)ρ / ((n − i)ρ + 1) with ρ = e^gap."""
+    n = 20
+    expected = -sum(np.logaddexp(0.0, -gap - math.log(n - i)) for i in range(n))
+    found = posterior.plackett_luce(np.append(np.full(n, gap), 0.0)[:, None], [0] * n + [1])
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-10)
+    assert posterior.plackett_luce(np.zeros((n, 1)), [5] * n) == [0.0], "one tie of all states nothing"
 
 
 def test_without_choices_the_posterior_is_the_prior() -> None:

@@ -313,6 +313,9 @@ def small(ensemble: RewardEnsemble) -> Iterator[Client]:
         ("/v1/answer", {"prompt": "Tea?", "n": 2, "mode": "steerable", "member": 3}, 400, "unusable"),
         ("/v1/steer", {"choices": [pair(chosen="a")] * 3}, 422, "too_many"),
         ("/v1/steer", {"choices": [pair(chosen="c")]}, 422, "invalid"),
+        ("/v1/steer", {"choices": [pair(chosen="a", ranking=[0, 1])]}, 422, "invalid"),
+        ("/v1/steer", {"choices": [{"prompt": "Tea?", "responses": ["a", "b"], "ranking": [0, 2]}]}, 400, "unusable"),
+        ("/v1/steer", {"choices": [{"prompt": "Tea?", "responses": list("abcd"), "ranking": [0, 1]}]}, 422, "too_many"),
         ("/v1/score", {"texts": [{"prompt": "Tea?", "response": "a"}] * 5}, 422, "too_many"),
         ("/v2/rerank", {"query": "Tea?", "documents": ["a"], "rank_fields": ["title"]}, 400, "unsupported_field"),
         ("/rerank", {"query": "Tea?", "texts": list("abcde")}, 422, "too_many"),
@@ -337,10 +340,10 @@ def test_invalid_requests_get_an_error_sentence(small: Client, path: str, body: 
     assert small.json("/healthz") == {"status": "ok"}
 
 
-FIELDS = ("prompt", "response", "response_a", "response_b", "chosen", "pairs", "texts", "choices", "candidates", "mode",
-          "n", "rule", "member", "like", "seed", "temperature", "model", "messages", "role", "content", "type", "text",
-          "stream", "stream_options", "query", "documents", "top_n", "prompts", "raw_scores", "stop", "tools",
-          "response_format", "logprobs", "unknown")  # fmt: skip
+FIELDS = ("prompt", "response", "response_a", "response_b", "chosen", "responses", "ranking", "pairs", "texts",
+          "choices", "candidates", "mode", "n", "rule", "member", "like", "seed", "temperature", "model", "messages",
+          "role", "content", "type", "text", "stream", "stream_options", "query", "documents", "top_n", "prompts",
+          "raw_scores", "stop", "tools", "response_format", "logprobs", "unknown")  # fmt: skip
 
 
 WORDS = ("Tea?", "", "\x00", "\u2028", "\ud800", "town", "town:member-1", "balanced", "steerable", "distributional",
@@ -412,6 +415,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "distributional"}),
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "steerable", "choices": [pair(chosen="a")]}),
     ("/v1/steer", "/v1/steer", {"choices": []}),
+    ("/v1/steer", "/v1/steer", {"choices": [{"prompt": "Tea?", "responses": TEXTS, "ranking": [2, [0, 1]]}]}),
     ("/v1/compare", "/v1/compare", {"pairs": [pair()]}),
     ("/v1/score", "/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes."}]}),
     ("/v1/explain", "/v1/explain", pair()),

@@ -182,7 +182,7 @@ def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held
             return "Response A." if a > b else "B"
 
         choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
-        assert len(choices.votes) <= JUDGED_PAIRS
+        assert len(choices) <= JUDGED_PAIRS
         found = steer_by_choices(choices, Voters.of(ensemble))
         assert found.member == member
     assert "what member 1 wants" in asked[0]

@@ -10,16 +10,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.options import check_seed
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.text.options import SamplingOptions
-from pluralign.theory.posterior import ChoiceModel, person_chances
+from pluralign.theory.posterior import ChoiceModel, person_chances, ranking_log_likelihood
 from pluralign.theory.social_choice import COVERS, RULES, first_choices, pairwise_support
-from pluralign.votes.load import VotesLike, as_preferences
-from pluralign.votes.options import LoadOptions
+from pluralign.votes.load import VotesLike, as_choices
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, PromptLike
 
@@ -53,7 +52,7 @@ class AnswerRequest:
     like: str = ""
     """Steerable: a preference in words."""
     choices: VotesLike | None = None
-    """Steerable: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts."""
+    """Steerable: the user's votes on pairs and rankings, also as a path, a pandas DataFrame or a list of dicts."""
     n: int | None = None
     """Candidates to sample (default: 8), or drafts per policy, of which each member takes its best (default: 1)."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
@@ -85,7 +84,7 @@ class AnswerRequest:
     @cached_property
     def votes(self) -> PreferenceSet | None:
         """The user's own choices."""
-        return None if self.choices is None else as_preferences(self.choices, LoadOptions(min_votes=1))
+        return None if self.choices is None else as_choices(self.choices)
 
 
 Encode: TypeAlias = Callable[[Callable[[Sequence[Item]], Any], Sequence[Item]], Any]
@@ -140,6 +139,11 @@ class Voters:
     def chances(self, difference: FloatArray, average: FloatArray | None) -> FloatArray:
         """Return P(a) of each pair by every kind of person, ``(n, k + 1, n_factors)``."""
         return person_chances(difference, average, self.weights, self.temperature, self.undecided, self.model)
+
+    def log_likelihood(self, rewards: FloatArray, average: FloatArray | None, place: IndexArray) -> FloatArray:
+        """Return log P(ranking) by every kind of person, ``(k + 1, n_factors)``."""
+        model = self.temperature, self.undecided, self.model
+        return ranking_log_likelihood(rewards, average, place, self.weights, *model)
 
     def believed(self, members: FloatArray) -> FloatArray:
         """Return the prior with its probability of members split as given, ``(k + 1, n_factors)``."""

@@ -6,6 +6,7 @@ choices do not single out one member. So the answer is the candidate with the hi
 posterior over people: every member, and one reward for everyone.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +23,10 @@ from pluralign.measuring.cards import Profile, member_name
 from pluralign.measuring.leans import TRAITS, Lean
 from pluralign.text.features import TextFeatures
 from pluralign.text.transformer import ModelEncoder
-from pluralign.theory import calibration
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
-from pluralign.votes.items import pair_texts
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.judgments import Judgments, rankings_of_one
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt
 
 ASK_AMONG = 30
@@ -67,31 +67,40 @@ class Steering:
 
 @dataclass(frozen=True, eq=False)
 class ScoredChoices:
-    """Pairs that the user voted on, with the rewards of both responses."""
+    """The user's choices as rankings, with the rewards of the responses. A vote on a pair is a ranking of two."""
 
-    votes: PreferenceSet
-    reward_a: FloatArray
-    """Of the members, ``(n_pairs, k)``."""
-    reward_b: FloatArray
-    """``(n_pairs, k)``."""
+    rankings: Judgments
+    rewards: FloatArray
+    """Of the members for each entry of the rankings, ``(n_entries, k)``."""
     average: FloatArray | None = None
-    """Reward difference of the reward for everyone, ``(n_pairs,)``; None if there is none."""
+    """The reward for everyone, ``(n_entries,)``; None if there is none."""
 
     @classmethod
     def of(
         cls, ensemble: RewardEnsemble, votes: PreferenceSet, score: Callable[[list[Item]], FloatArray] | None = None
     ) -> "ScoredChoices":
-        """Score the user's pairs with an ensemble; ``score`` is its ``rewards_and_average`` by default."""
-        texts, a, b = pair_texts(votes)
-        rewards, k = (score or ensemble.rewards_and_average)(texts), ensemble.k
-        average = rewards[a, k] - rewards[b, k] if rewards.shape[1] > k else None
-        return cls(votes, rewards[a, :k], rewards[b, :k], average)
+        """Score the user's choices with an ensemble; ``score`` is its ``rewards_and_average`` by default."""
+        rankings, k = rankings_of_one(votes), ensemble.k
+        rewards = (score or ensemble.rewards_and_average)(texts_of(votes))[rankings.items(votes)]
+        return cls(rankings, rewards[:, :k], rewards[:, k] if rewards.shape[1] > k else None)
 
-    def beliefs(self, voters: Voters, n: int | None = None) -> FloatArray:
-        """Return the posterior of every kind of person given the first n choices, ``(k + 1, n_factors)``."""
-        chance, tied = voters.chances(self.reward_a - self.reward_b, self.average), 0.5 * self.votes.counted_ties
-        log_likelihood = theory.choice_log_likelihood(chance, self.votes.votes_a + tied, self.votes.votes_b + tied)
-        return theory.person_posterior(log_likelihood[:n], voters.prior)
+    def __len__(self) -> int:
+        """Return the number of choices."""
+        return len(self.rankings)
+
+    def beliefs(self, voters: Voters) -> FloatArray:
+        """Return the posterior of every kind of person after 0, 1, … choices, ``(n_choices + 1, k + 1, n_factors)``."""
+        total, start = [np.zeros_like(prior := voters.prior)], self.rankings.start
+        for entries in map(slice, start[:-1], start[1:]):
+            average, place = None if self.average is None else self.average[entries], self.rankings.place[entries]
+            total.append(total[-1] + voters.log_likelihood(self.rewards[entries], average, place))
+        return np.stack([theory.person_posterior(one[None], prior) for one in total])
+
+    def agreements(self, member: int) -> int:
+        """Return the number of choices in which a member's favourite is in the first place."""
+        start = self.rankings.start
+        best = [self.rewards[one:end, member].argmax() for one, end in itertools.pairwise(start)]
+        return int((self.rankings.place[start[:-1] + best] == 0).sum())
 
 
 FEW_FOLLOWERS = 0.1
@@ -125,12 +134,12 @@ def find_user(
     Args:
         request: in steerable mode.
         voters: the people that the user may be.
-        choices: pairs that the user voted on, or a judge for the user.
+        choices: those of the user, or of a judge for the user.
         cards: the members' cards, for ``like``.
         match: the members that ``like`` describes by its meaning.
     """
     if choices is not None:
-        return User(steer_by_choices(choices, voters), choices.beliefs(voters))
+        return User(steer_by_choices(choices, voters), choices.beliefs(voters)[-1])
     if request.member is not None:
         if not 0 <= (member := request.member) < (k := len(voters.weights)):
             raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
@@ -158,15 +167,13 @@ def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
     """Return what the user's choices say about the user: the posterior of ``theory.posterior``.
 
     Args:
-        choices: the user's pairs and their rewards.
+        choices: the user's choices and the rewards of their responses.
         voters: the prior.
     """
-    votes, weights = choices.votes, voters.weights
-    path = [choices.beliefs(voters, n)[:-1].sum(axis=1) for n in range(len(votes) + 1)]
+    path = choices.beliefs(voters)[:, :-1].sum(axis=2)
     best = int(path[-1].argmax())
-    prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
-    agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
-    why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
+    agreed = f"its favourite is yours in {choices.agreements(best)} of your {len(choices)} choices"
+    why = f"{agreed}; its weight was {voters.weights[best]:.2f}"
     steps, nobody = tuple(tuple(step.tolist()) for step in path), float(max(0.0, 1 - path[-1].sum()))
     return Steering(best, why, float(path[-1][best]), steps[-1], steps, average=nobody)
 
@@ -369,9 +376,9 @@ def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Calla
     if not kept:
         raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
     chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
-    own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=np.zeros_like(for_a))
-    items = chosen.preferences.items()
-    return ScoredChoices(own, chosen.rewards[items.a], chosen.rewards[items.b])
+    own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=0 * for_a, judgments=None)
+    rankings = rankings_of_one(own)
+    return ScoredChoices(rankings, chosen.rewards[rankings.items(own)])
 
 
 def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:

@@ -145,10 +145,26 @@ class Pair(Body):
     response_b: str
 
 
-class Choice(Pair):
-    """A prompt, two responses, and the one that the user prefers."""
+class Choice(Body):
+    """What the user says about a prompt: which of two responses is better, or a ranking."""
 
-    chosen: Literal["a", "b"]
+    prompt: PromptField
+    response_a: str | None = None
+    response_b: str | None = None
+    chosen: Literal["a", "b"] | None = None
+    responses: list[str] | None = Field(default=None, description="With ranking: the responses, instead of a and b")
+    ranking: list[int | list[int]] | None = Field(
+        default=None, description="Indices of responses, from 0, best first; a list ties, and others were not judged"
+    )
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "Choice":
+        """Check that it is a choice between a and b, or a ranking."""
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"prompt"}
+        if given not in ({"response_a", "response_b", "chosen"}, {"responses", "ranking"}):
+            message = "a choice must have response_a, response_b and chosen, or responses and ranking"
+            raise PydanticCustomError("choice_parts", message)
+        return self
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
@@ -303,7 +319,7 @@ class AnswerBody(Sampled):
     member: int | None = Field(default=None, description="Steerable mode: the member that answers")
     like: str = Field(default="", description="Steerable mode: a preference in words")
     choices: list[Choice] | None = Field(
-        default=None, min_length=1, description="Steerable mode: the user's own choices"
+        default=None, min_length=1, description="Steerable mode: the user's own choices and rankings"
     )
 
 

@@ -30,8 +30,8 @@ from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
 from pluralign.theory import calibration
 from pluralign.votes.candidates import Candidates, candidates_of
-from pluralign.votes.items import pair_texts
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.load import as_choices
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")
@@ -44,6 +44,7 @@ SEED_LIMIT = 2**31
 """Seeds that the server draws are below this."""
 MIN_TEMPERATURE = 0.01
 """Replaces lower temperatures of requests, 0 included: candidates must be sampled."""
+CHOICE_FIELDS = {"response_a", "response_b", "responses", "ranking"}
 NO_GENERATOR = (
     "this server has no language model to generate candidates: send candidates, ask one of the held-out prompts, or "
     "start the server with --model or --base-url."
@@ -260,8 +261,9 @@ class Service:
         voters = Voters.of(self.ensemble)
         if choices:
             votes = self.votes(choices)
-            rewards = await self.rewards(pair_texts(votes)[0], average=True)
-            steering = steer_by_choices(ScoredChoices.of(self.ensemble, votes, lambda _: rewards), voters)
+            rewards = await self.rewards(texts_of(votes), average=True)
+            scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
+            steering = await asyncio.to_thread(steer_by_choices, scored, voters)
         else:
             prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
             member, nobody = prior.index(max(prior)), 1 - sum(prior)
@@ -271,10 +273,11 @@ class Service:
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
         """Return the choices of a request as votes."""
         check_count(len(choices), self.limits.choices, "choices")
-        chose_a = np.array([choice.chosen == "a" for choice in choices], dtype=np.int64)
-        prompts = [self.prompt(choice.prompt) for choice in choices]
-        first, second = [choice.response_a for choice in choices], [choice.response_b for choice in choices]
-        return PreferenceSet.from_columns(prompts, first, second, chose_a, 1 - chose_a)
+        for choice in choices:
+            check_count(len(choice.responses or ()), self.limits.candidates, "responses to rank")
+        texts = [choice.model_dump(include=CHOICE_FIELDS, exclude_none=True) for choice in choices]
+        prompts = [{"prompt": self.prompt(choice.prompt), "vote": choice.chosen} for choice in choices]
+        return as_choices([text | prompt for text, prompt in zip(texts, prompts, strict=True)])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

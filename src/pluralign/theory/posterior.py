@@ -10,6 +10,8 @@ divided by a personal factor T, with a prior around 1. With h a member or the av
 where u is the undecided share for members and 0 for the average. The answer of Bayes' rule is never much worse than the
 average alone: over any sequence of choices the total log loss is at most log 1/(1 − λ) larger.
 
+A ranking has the Plackett–Luce probability of its stages in place of σ; see ``ranking_log_likelihood``.
+
 ``ChoiceModel`` holds λ, the slip and the spread of T. ``learning.raters`` chooses them.
 """
 
@@ -17,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
+from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import sigmoid
+from pluralign.theory.social_choice import first_choices
 
 FACTORS: FloatArray = np.array([0.35, 0.6, 1.0, 1.7, 3.0])
 """Values of T. A person with a small T decides clearly, one with a large T nearly at random."""
@@ -130,6 +133,81 @@ def person_chances(
     scores = np.column_stack([z, average])[:, :, None]
     at_random = np.append(np.full(z.shape[1], undecided), 0.0)[:, None]
     return choice_probability(scores, FACTORS, at_random, model.slip)
+
+
+def ranking_log_likelihood(
+    rewards: FloatArray,
+    average: FloatArray | None,
+    place: npt.ArrayLike,
+    weights: FloatArray,
+    temperature: float,
+    undecided: float,
+    model: ChoiceModel,
+) -> FloatArray:
+    """Return the log probability of one ranking by every kind of person and T, ``(k + 1, n_factors)``.
+
+      log(s U + (1 − s) PL(ranking | z_h / T)),   U = Π_g n_g! / m!,
+
+    where n_g of the m responses tie in place g, and s is that of the module. A random person gives each order with the
+    same probability, so that a ranking with ties has U. For a ranking of two this is log q_hT of ``person_chances``.
+
+    Args:
+        rewards: of the members for the ranked responses, ``(m, k)``.
+        average: r_0 at temperature 1, ``(m,)``. None: the log of the ensemble's predicted first choices among them.
+        place: of each response, smaller is better; equal places tie, ``(m,)``.
+        weights: α, ``(k,)``; used without ``average``.
+        temperature: β.
+        undecided: u.
+        model: the slip.
+    """
+    m, k = rewards.shape
+    if average is None:
+        average = np.log(np.maximum(first_choices(rewards, weights / weights.sum(), temperature, undecided), 1e-9))
+    scores = np.column_stack([rewards / temperature, average])[:, :, None] / FACTORS
+    random = 1 - (1 - model.slip) * (1 - np.append(np.full(k, undecided), 0.0))[:, None]
+    by_chance = gammaln(np.unique(place, return_counts=True)[1] + 1).sum() - gammaln(m + 1)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.logaddexp(np.log(random) + by_chance, np.log1p(-random) + plackett_luce(scores, place)))
+
+
+NODES = np.arange(-40.0, 7.0, 0.125)
+"""Nodes x of the trapezoid rule in ``plackett_luce``, whose integrand decays at both ends."""
+
+
+def plackett_luce(scores: FloatArray, place: npt.ArrayLike) -> FloatArray:
+    """Return the log probability of a ranking with ties under Plackett–Luce.
+
+    A tie states no order, so its probability is the sum over all orders of the tied responses. Plackett–Luce is the
+    order in which independent exponential clocks of rates e^z ring. So with the rates ρ_b of the responses of a place,
+    divided by the total rate of all lower ones, a place has the factor
+
+      P(all ring before the lower ones) = ∫_0^∞ e^{−s} Π_b (1 − e^{−ρ_b s}) ds,   s = e^x,
+
+    which is ρ/(1 + ρ) for one response. For up to 20 the trapezoid rule over x has about 12 digits.
+
+    Args:
+        scores: z, ``(m, …)``.
+        place: of each response, smaller is better; equal places tie, ``(m,)``.
+
+    Example:
+        >>> np.exp(plackett_luce(np.log([[2.0], [1.0], [1.0]]), [0, 1, 2])).round(3)
+        array([0.25])
+        >>> np.exp(plackett_luce(np.zeros((3, 1)), [0, 0, 1])).round(3)
+        array([0.333])
+
+    Reference: Yellott, "The relationship between Luce's choice axiom, Thurstone's theory of comparative judgment, and
+    the double exponential distribution", J. Math. Psychology 15 (1977).
+    """
+    places, total = np.asarray(place), np.zeros(scores.shape[1:])
+    for at in np.unique(places)[:-1]:
+        log_rate = scores[places == at] - logsumexp(scores[places > at], axis=0)
+        if len(log_rate) == 1:
+            total -= np.logaddexp(0.0, -log_rate[0])
+            continue
+        x = NODES.reshape(-1, *[1] * scores.ndim)
+        rung = np.log(-np.expm1(-np.exp(np.clip(log_rate + x, -700, 700)))).sum(axis=1)
+        total += logsumexp((x - np.exp(x))[:, 0] + rung, axis=0) + np.log(NODES[1] - NODES[0])
+    return np.asarray(total)
 
 
 def choice_log_likelihood(chance: FloatArray, votes_a: npt.ArrayLike, votes_b: npt.ArrayLike) -> FloatArray:

@@ -105,6 +105,8 @@ class Comparisons:
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
         values = (row, self._prompts.setdefault(prompt, len(self._prompts)), a, b, *votes)
+        if len(self._ranked["first"]):  # from the first ranking on, a vote is kept as a ranking of two
+            self._rank(values[1], np.array([a, b]), np.array(votes[:2], dtype=np.float64)[:, None])
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
         self._annotators.append(annotator)
@@ -149,11 +151,7 @@ class Comparisons:
         n = len(first)
         same_row, same_prompt = np.full(n, row), np.full(n, self._prompts.setdefault(prompt, len(self._prompts)))
         if n:
-            of_row = (len(self._annotators), same_prompt[0], len(ids), scores.shape[1])
-            for numbers, value in zip(self._ranked.values(), of_row, strict=True):
-                numbers.append(value)
-            self._entries.frombytes(np.tile(ids, scores.shape[1]).astype(np.int64).tobytes())
-            self._scores.frombytes(scores.T.astype(np.float64).tobytes())
+            self._rank(same_prompt[0], ids, scores)
         arrays = (same_row, same_prompt, ids[first], ids[second], votes_a, votes_b, ties)
         for numbers, values in zip(self._numbers.values(), arrays, strict=True):
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
@@ -161,6 +159,14 @@ class Comparisons:
         self._keep(columns or {}, n)
         if same.any():  # raised last, so that skipping bad rows drops only these pairs
             raise RowError("identical responses", "two of the responses are the same text", "give each response once")
+
+    def _rank(self, prompt: int, ids: IntArray, scores: FloatArray) -> None:
+        """Keep what raters say about responses whose pairs are the next rows; ``scores`` are ``(m, n_raters)``."""
+        of_row = (len(self._annotators), prompt, len(ids), scores.shape[1])
+        for numbers, value in zip(self._ranked.values(), of_row, strict=True):
+            numbers.append(value)
+        self._entries.frombytes(np.tile(ids, scores.shape[1]).astype(np.int64).tobytes())
+        self._scores.frombytes(scores.T.astype(np.float64).tobytes())
 
     def _check_others(self, annotator: Any, columns: Mapping[str, Any]) -> None:
         """Raise a ``RowError`` for an annotator that is no id, and for further columns that cannot be saved."""
@@ -231,19 +237,17 @@ class Comparisons:
             linked: whether an annotator is the same person for all prompts. Otherwise links hold within a prompt.
         """
         numbers, who = self._arrays(), self._who()
-        if len(self._ranked["first"]):
-            ranked = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._ranked.items()}
-            kept = np.add.reduceat(~counts, ranked["first"]) == 0
-            of_row = who[ranked["first"]], ranked["prompt"], ranked["responses"], kept
-            who, prompt, sizes, kept = (np.repeat(values, ranked["raters"]) for values in of_row)
-            response, score = np.frombuffer(self._entries, np.int64), np.frombuffer(self._scores, np.float64)
-        elif single:
-            kept = counts & (numbers["votes_a"] + numbers["votes_b"] + numbers["ties"] > 0)
-            prompt, sizes = numbers["prompt"], np.full(len(who), 2)
-            response = np.stack([numbers["a"], numbers["b"]], axis=1).ravel()
-            score = np.stack([numbers["votes_a"], numbers["votes_b"]], axis=1, dtype=np.float64).ravel()
-        else:
+        ranked = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._ranked.items()}
+        first, raters = ranked["first"], ranked["raters"]
+        if not (single or len(first)):
             return None
+        n = first[0] if len(first) else len(who)  # rows before the first ranking: single votes
+        cast = numbers["votes_a"] + numbers["votes_b"] + numbers["ties"] > 0
+        votes = who[:n], numbers["prompt"][:n], np.full(n, 2), (counts & cast)[:n]
+        ranks = who[first], ranked["prompt"], ranked["responses"], np.add.reduceat(~counts, first) == 0
+        who, prompt, sizes, kept = (np.append(v, np.repeat(r, raters)) for v, r in zip(votes, ranks, strict=True))
+        texts, sides = (np.stack([numbers[name][:n] for name in two], axis=1) for two in ("ab", ("votes_a", "votes_b")))
+        response, score = np.append(texts, np.frombuffer(self._entries, np.int64)), np.append(sides, self._scores)
         if sizes.max(initial=0) < 3 and (who < 0).all():
             return None
         entries = np.repeat(kept, sizes)

@@ -264,3 +264,22 @@ def concatenated(parts: list[Judgments]) -> Judgments:
         np.concatenate([part.place for part in parts]),
         linked=any(part.linked for part in parts),
     )
+
+
+def rankings_of_one(preferences: "PreferenceSet") -> Judgments:
+    """Return votes as the rankings of one person.
+
+    On a prompt with judgments these are the judgments. On the others every vote is a ranking of two.
+    """
+    judged, counted = preferences.judgments, np.ones(len(preferences.prompts), dtype=bool)
+    if judged is not None:
+        counted[judged.prompt] = False
+    rows = np.flatnonzero(counted[preferences.prompt_index])
+    votes = np.stack([preferences.votes_a, preferences.votes_b, preferences.counted_ties], axis=1)[rows]
+    pair, sizes = np.repeat(rows, votes.sum(axis=1)), np.full(votes.sum(), 2)
+    for_a = np.repeat(np.tile([1.0, -1.0, 0.0], len(rows)), votes.ravel())
+    both = np.stack([preferences.a_index, preferences.b_index], axis=1)[pair]
+    scores = np.stack([for_a, np.zeros(len(pair))], axis=1)
+    pairs = Judgments.from_scores(pair, preferences.prompt_index[pair], sizes, both.ravel(), scores.ravel())
+    joined = pairs if judged is None else concatenated([judged, pairs])
+    return replace(joined, person=np.zeros_like(joined.person), linked=True)

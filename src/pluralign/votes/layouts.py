@@ -114,10 +114,14 @@ def _wide(record: Record, row: int, into: Comparisons) -> None:
     _add_pair(record, row, into, (*votes, ties))
 
 
-def _read_long(records: Records, into: Comparisons) -> None:
+def _read_single(records: Records, into: Comparisons) -> None:
+    """Read what one person says per row: a vote on a pair, or a ranking."""
     numbers: set[str] = set()
 
     def read_row(record: Record, row: int, into: Comparisons) -> None:
+        if record.get("ranking") is not None or not {"vote", "response_a"} & record.keys():
+            _rankings(record, row, into)
+            return
         votes = _read_vote(record.get("vote"), numbers, into.bad.file, row)
         _add_pair(record, row, into, votes, annotator=_voter(record))
 
@@ -160,6 +164,8 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     scores = np.array([_read_ranking(ranking, place, number) for number, ranking in enumerate(rankings, 1)]).T
     scores = scores.reshape(len(named), len(rankings))
     answers = [read_response(text, "responses") for text in named.values()]
+    if "ranking" in record and np.isfinite(scores).sum() == 1 < len(named):
+        raise RowError("a single response", "the ranking names only one response", "rank at least two")
     annotator = _voter(record) if "ranking" in record else None
     prompt = read_prompt(record.get("prompt"))
     others = _others(record)
@@ -331,9 +337,9 @@ LAYOUTS = (
     Layout("trl", "prompt, chosen, rejected", each(_chosen), merge=True, min_votes=1),
     Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide)),
     Layout("share", f"{_PAIR}, prob_a, n", each(_wide)),
-    Layout("long", f"{_PAIR}, vote [, annotator]", _read_long, merge=True),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True),
     Layout("rankings", "prompt, responses, rankings", each(_rankings)),
-    Layout("ranking", "prompt, responses, ranking", each(_rankings), merge=True),
+    Layout("ranking", "prompt, responses, ranking", _read_single, merge=True),
     Layout("score lists", "prompt, responses, scores", each(_score_lists)),
     Layout("score columns", "prompt, response_1, …, response_1_RATER, …", each(_score_columns), _has_score_columns),
     Layout("one response per row", "prompt, response, scores (or score_RATER …)", _read_responses, _has_response_score),

@@ -77,6 +77,22 @@ def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> Pref
     return load_preferences(votes, options)  # type: ignore[arg-type]
 
 
+def as_choices(choices: VotesLike) -> PreferenceSet:
+    """Return the choices of one person as a ``PreferenceSet``: single votes and rankings, with their ties.
+
+    Example:
+        >>> ranked = as_choices([{"prompt": "Tea?", "responses": ["Yes.", "No.", "Rum."], "ranking": [2, [0, 1]]}])
+        >>> ranked.judgments and ranked.judgments.place
+        array([0, 1, 1], dtype=int32)
+    """
+    options = LoadOptions(min_votes=1, ties="half")
+    if isinstance(choices, PreferenceSet) or hasattr(choices, "preferences") or kind_of(choices) != "records":
+        return as_preferences(choices, options)
+    records, bad = open_records(choices, options)
+    bad.can_skip = False
+    return read_comparisons(records, bad, options)
+
+
 @show_options(LoadOptions)
 def load_preferences(
     source: VoteSource, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any

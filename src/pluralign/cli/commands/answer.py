@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.console import emit, load_votes, output_file, output_folder, print_json, progress_bar, working
+from pluralign.cli.console import emit, output_file, output_folder, print_json, progress_bar, working
 from pluralign.cli.options import EnsembleFolder, Json, PolicyFolder, PromptLimit, Prompts, with_options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import RemoteOptions, SamplingOptions
-from pluralign.votes.options import LoadOptions
 
 
 @with_options(EngineOptions)
@@ -165,7 +164,11 @@ def answer(
     member: Annotated[int | None, typer.Option(help="Steerable: this member answers.")] = None,
     like: Annotated[str, typer.Option(help="Steerable: your preference, in words.")] = "",
     choices: Annotated[
-        str | None, typer.Option(help="Steerable: your own choices, as votes in any DATA format.")
+        str | None,
+        typer.Option(
+            help="Steerable: your own choices: lines {prompt, response_a, response_b, vote} and rankings {prompt, "
+            "responses, ranking}, or votes in any DATA format."
+        ),
     ] = None,
     judge: Annotated[
         str | None,
@@ -190,6 +193,7 @@ def answer(
     from pluralign.answering.answer import Answerer
     from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
+    from pluralign.votes.load import as_choices
 
     request = AnswerRequest(
         prompt,
@@ -201,7 +205,7 @@ def answer(
         distill=distill is not None,
         member=member,
         like=like,
-        choices=load_votes(choices, LoadOptions(min_votes=1)) if choices else None,
+        choices=as_choices(choices) if choices else None,
         n=n,
         sampling=sampling_options,
         seed=sampling_options.seed,
