@@ -216,7 +216,7 @@ def test_first_choices_of_two_are_the_pairs_and_of_three_are_recomputed(level: s
     two, three, four = found.first_choices
     assert [two.t, three.t, four.t] == [2, 3, 4]
     baseline = found.baselines["soft_bt"]
-    assert (two.sets, two.error) == (len(ranked), pytest.approx(2 * found.test.brier))
+    assert (two.sets, two.error) == pytest.approx((len(ranked), 2 * found.test.brier))
     assert (two.corrected, two.soft_bt) == pytest.approx((2 * found.test.brier_corrected, 2 * baseline.brier))
     for end in ("mean", "low", "high"):
         assert getattr(two.interval, end) == pytest.approx(2 * getattr(found.test.interval, end), nan_ok=True)
@@ -234,7 +234,7 @@ def test_first_choices_of_two_are_the_pairs_and_of_three_are_recomputed(level: s
         q = (policy / policy.sum(axis=0)) @ ensemble.weights
         errors.append(((q - share) ** 2).sum())
         uniform.append(sum((1 / 3 - one) ** 2 for one in share))
-    assert (three.sets, three.error) == (len(errors), pytest.approx(mean(errors), rel=1e-4))
+    assert (three.sets, three.error) == pytest.approx((len(errors), mean(errors)), rel=1e-4)
     assert three.uniform == pytest.approx(mean(uniform))
 
 

@@ -214,7 +214,7 @@ def first_choice(ranking: dict[int, int], items: tuple[int, ...]) -> FloatArray:
     """1/m for each of the m items that share the best place of a ranking."""
     best = min(ranking[item] for item in items)
     first = np.array([ranking[item] == best for item in items], dtype=float)
-    return first / first.sum()
+    return np.asarray(first / first.sum())
 
 
 @pytest.mark.parametrize("t", [2, 3, 4])

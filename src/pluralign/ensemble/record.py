@@ -194,12 +194,8 @@ class VoicesEvidence:
     """The reading of the ensemble whose interval has the lowest upper end."""
     difference: Interval
     """Brier score of that reading − Brier score of the best single reward."""
-    readings: Mapping[str, Interval]
-    """The same for every reading."""
-    mixture: Interval | None
-    """The same for the EM mixture, a second opinion. None if there is no such baseline."""
     confidence: float
-    """Coverage of the intervals."""
+    """Coverage of the interval."""
     reason: str | None = None
     """Why it is undefined."""
 

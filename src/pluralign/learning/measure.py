@@ -165,7 +165,7 @@ def cross_fitted(
     return shares, float(np.median(chosen))
 
 
-# --- evidence of distinct voices: do several rewards predict the votes better than the best single reward? ------------
+# --- do several rewards predict pair counts better than the best single reward? ---------------------------------------
 
 
 ERROR_RATE = 0.05
@@ -175,7 +175,9 @@ ERROR_RATE = 0.05
 def evidence_of_voices(
     readings: Mapping[str, FloatArray], baselines: Mapping[str, FloatArray], preferences: PreferenceSet
 ) -> records.VoicesEvidence | None:
-    """Test whether an ensemble predicts votes better than the best single reward.
+    """Test whether an ensemble predicts pair counts better than the best single reward.
+
+    It can do so although nobody differs: several rewards also explain what the features miss. See ``JudgmentFigures``.
 
     With p̂ a reading of the ensemble and q the prediction of the best single reward on the same votes,
 
@@ -199,13 +201,12 @@ def evidence_of_voices(
         return None
     best_single = min(singles, key=singles.__getitem__)
     theirs, confidence = squared_error(baselines[best_single], prob_a), 1 - ERROR_RATE / len(readings)
-
-    def against_single(share: FloatArray) -> Interval:
-        return paired_difference(
-            squared_error(share, prob_a), theirs, prompt, level=confidence, min_clusters=ENOUGH_CLUSTERS
+    differences = {
+        reading: paired_difference(
+            squared_error(share, prob_a), theirs, prompt, confidence, min_clusters=ENOUGH_CLUSTERS
         )
-
-    differences = {reading: against_single(share) for reading, share in readings.items()}
+        for reading, share in readings.items()
+    }
     too_few = any(math.isnan(one.high) for one in differences.values())
     reading = min(differences, key=lambda name: differences[name].mean if too_few else differences[name].high)
     return records.VoicesEvidence(
@@ -213,8 +214,6 @@ def evidence_of_voices(
         best_single=best_single,
         reading=reading,
         difference=differences[reading],
-        readings=differences,
-        mixture=against_single(baselines["mixture"]) if "mixture" in baselines else None,
         confidence=confidence,
         reason=f"{len(preferences.prompts)} prompts, at least {ENOUGH_CLUSTERS} needed" if too_few else None,
     )

@@ -190,8 +190,8 @@ def judgment_tables(evaluation: Evaluation) -> Iterator[Table]:
         rows[1][-1] = ends(found.gain, 3, "+")
         where = f"mean over {found.n:,} judgments on {found.prompts:,} prompts"
         note = f"{where}; higher is better; gain = ensemble − this row"
-        columns = ("", "log-likelihood", "gain", "gain, 95 %")
-        yield Table("Whole judgments: log-likelihood per judgment", columns, rows, note, main=0)
+        names = ("", "log-likelihood", "gain", "gain, 95 %")
+        yield Table("Whole judgments: log-likelihood per judgment", names, rows, note, main=0)
     if chosen := evaluation.first_choices:
         rows = []
         for one in chosen:
