@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pluralign import fit, town_hall
+from pluralign import fit, load_preferences
 from pluralign.cli.render.results import fit_page
 from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -116,7 +116,7 @@ def test_without_a_single_reward_there_is_no_test() -> None:
 
 @pytest.fixture(scope="module")
 def town() -> PreferenceSet:
-    return town_hall(500).preferences
+    return load_preferences("demo-rankings:800")
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +131,11 @@ def test_fit_records_the_evidence_and_reads_it_back(ensemble: RewardEnsemble) ->
     assert voices is not None
     stored = ensemble.record.to_json()
     assert {"evidence", "best_single", "reading", "difference"} <= set(stored["voices"])
+    keys = {"t", "sets", "error", "corrected", "interval", "soft_bt", "uniform", "difference"}
+    assert [one["t"] for one in stored["first_choices"] if set(one) == keys] == [2, 3, 4]
     again = FitRecord.from_json(stored).evaluation
     assert again is not None
-    assert again.voices == voices
+    assert (again.voices, again.first_choices) == (voices, evaluation.first_choices)
     old = FitRecord.from_json({key: value for key, value in stored.items() if key != "voices"}).evaluation
     assert old is not None
     assert old.voices is None
