@@ -162,12 +162,9 @@ CASES = {
         "reward (difference −0.001 [−0.004, 0.002] log-likelihood per judgment; 549 judgments, 56 held-out prompts)."),
     "few": (replace(FOUND, prompts=19, gain=Interval(0.02, NAN, NAN, NAN)), [],
         "Distinct voices: unknown. 19 held-out prompts with judgments, and an interval needs at least 20."),
-    "counts": (None, [],
-        "Distinct voices: unknown. Pair counts alone cannot show whether people differ; rankings or several votes per "
-        "person can (docs/how-to/collect.md)."),
-    "ignored": (None, [2, 3],
-        "Distinct voices: unknown. The ensemble was fitted to pair counts, which cannot show whether people differ; "
-        "fit it to the rankings."),
+    "counts": (None, [2, 3],
+        "Distinct voices: unknown. Pair counts alone cannot show whether people differ; an ensemble fitted to rankings "
+        "or to several votes per person can (docs/how-to/collect.md)."),
 }  # fmt: skip
 
 

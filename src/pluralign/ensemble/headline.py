@@ -91,14 +91,9 @@ def voices_sentence(evaluation: Evaluation) -> str:
     if (found := evaluation.judgments) is None:
         if evaluation.voices is None:
             return ""
-        if any(one.t > 2 for one in evaluation.first_choices):
-            return (
-                "Distinct voices: unknown. The ensemble was fitted to pair counts, which cannot show whether people "
-                "differ; fit it to the rankings."
-            )
         return (
-            "Distinct voices: unknown. Pair counts alone cannot show whether people differ; rankings or several votes "
-            "per person can (docs/how-to/collect.md)."
+            "Distinct voices: unknown. Pair counts alone cannot show whether people differ; an ensemble fitted to "
+            "rankings or to several votes per person can (docs/how-to/collect.md)."
         )
     prompts = counted(found.prompts, "held-out prompt")
     if found.evidence is None:

@@ -229,7 +229,7 @@ class FirstChoiceShares:
         """Count first choices in all sets of t items that at least two people ranked.
 
         Args:
-            items: numbers of the items of each ranking, in ascending order, ``(n_rankings, length)``; −1 is missing.
+            items: of each ranking, in ascending order; −1 is missing, ``(n_rankings, length)``.
             places: their places, lower is better, ``(n_rankings, length)``.
             person: who ranked, ``(n_rankings,)``. Of several rankings with the same set the first counts.
             t: size of the sets.
@@ -244,8 +244,7 @@ class FirstChoiceShares:
             array([0.   , 0.125, 0.   ])
         """
         chosen = np.array(list(combinations(range(items.shape[1]), t)), dtype=np.int64).reshape(-1, t)
-        complete = items[:, chosen[:, 0]] >= 0
-        ranking, subset = np.nonzero(complete)
+        ranking, subset = np.nonzero((items[:, chosen] >= 0).all(axis=2))
         columns = chosen[subset].T
         key = np.zeros(len(ranking), dtype=np.int64)
         for column in columns:  # numbers of distinct prefixes, which cannot overflow
