@@ -34,7 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "stagewise unbounded": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric"},
 }
-VOICES = "evidence of distinct voices"
+VOICES = "better than the best single reward"
 
 
 def main() -> None:

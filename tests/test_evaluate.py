@@ -1,6 +1,7 @@
 """Every figure of an evaluation, recomputed in plain Python from votes and weights."""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, polic
 from pluralign.measuring.predictors import load_predictor
 from pluralign.text.features import TextFeatures
 from pluralign.text.surface import NAMES
+from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.town_hall.town_hall import town_hall
 
@@ -203,6 +205,38 @@ def test_reliability_and_strata_account_for_every_pair(votes: PreferenceSet, eva
     assert sum(count for count, _ in evaluation.strata.values()) == len(votes)
     total = math.fsum(count * error for count, error in evaluation.strata.values() if count)
     assert total / len(votes) == pytest.approx(evaluation.test.brier)
+
+
+@pytest.mark.parametrize("level", ["vote", "policy"])
+def test_first_choices_of_two_are_the_pairs_and_of_three_are_recomputed(level: str) -> None:
+    ensemble, ranked = some_ensemble(level), load_preferences("demo-rankings:240")
+    assert ranked.judgments is not None
+    found = evaluate(ensemble, ranked, groups=[])
+    assert [one.t for one in found.first_choices] == [2, 3, 4]
+    two = found.first_choices[0]
+    baseline = found.baselines["soft_bt"]
+    assert (two.sets, two.error) == pytest.approx((len(ranked), 2 * found.test.brier))
+    assert (two.corrected, two.soft_bt) == pytest.approx((2 * found.test.brier_corrected, 2 * baseline.brier))
+    for end in ("mean", "low", "high"):
+        assert getattr(two.interval, end) == pytest.approx(2 * getattr(found.test.interval, end), nan_ok=True)
+        assert getattr(two.difference, end) == pytest.approx(2 * getattr(baseline.difference, end), nan_ok=True)
+    judged = ranked.judgments.restricted(np.arange(len(ranked.judgments.response)) % 25 > 1)  # some rank only three
+    three = evaluate(ensemble, replace(ranked, judgments=judged), groups=[]).first_choices[1]
+    first: dict[tuple[int, ...], list[int]] = {}
+    for row in range(len(judged)):
+        order = judged.response[judged.start[row] : judged.start[row + 1]].tolist()
+        for chosen in itertools.combinations(order, 3):
+            first.setdefault((int(judged.prompt[row]), *sorted(chosen)), []).append(chosen[0])
+    errors, uniform = [], []
+    for (prompt, *texts), best in first.items():
+        share = [best.count(text) / len(best) for text in texts]
+        rewards = ensemble.rewards([(ranked.prompts[prompt], ranked.responses[text]) for text in texts])
+        policy = np.exp(rewards / ensemble.temperature) if level == "policy" else rewards == rewards.max(axis=0)
+        q = (policy / policy.sum(axis=0)) @ ensemble.weights
+        errors.append(((q - share) ** 2).sum())
+        uniform.append(sum((1 / 3 - one) ** 2 for one in share))
+    assert (three.sets, three.error) == pytest.approx((len(errors), mean(errors)), rel=1e-4)
+    assert three.uniform == pytest.approx(mean(uniform))
 
 
 def test_single_votes_have_an_interval_but_no_corrected_figure(votes: PreferenceSet) -> None:

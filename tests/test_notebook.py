@@ -45,7 +45,7 @@ def cells(text: str) -> list[list[str]]:
 def test_printing_an_evaluation_shows_its_headline(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
     assert str(evaluation) == f"{evaluation.subject.name}: 300 pairs\n{evaluation.headline}"
     own = recorded(ensemble)
-    assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}"
+    assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}\n{headline(own).voices}"
 
 
 def test_the_prompt_shows_a_summary_without_numbers(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:

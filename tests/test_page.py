@@ -548,7 +548,7 @@ def test_the_headline_comes_first_and_marks_the_row_that_counts(tab: Tab, addres
     page = tab.open(address + "#calibration")
     headline = shown["headline"]
     lines = page.inner_text("#calibration .headline").split("\n\n")
-    assert lines == [headline["main"], headline["verdict"], f"Next: {headline['next_step']}"]
+    assert lines == [headline["main"], headline["verdict"], headline["voices"], f"Next: {headline['next_step']}"]
     first = "#calibration > h2:first-child + .headline"
     assert page.query_selector(first), "nothing is between the heading and the headline"
     assert headline["verdict"] in page.inner_text("#verdict")

@@ -14,6 +14,7 @@ from pluralign.theory.calibration import ensemble_prob, policy_prob, votes_from_
 from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import (
     RULES,
+    FirstChoiceShares,
     borda,
     choose,
     covered_favourites,
@@ -207,3 +208,55 @@ def test_merging_candidates_keeps_the_number_of_people(seed: int, labels: list[i
 def test_equal_gains_are_broken_at_random() -> None:
     first = [int(greedy_cover(np.eye(2) / 2, 1, np.random.default_rng(seed))[0][0]) for seed in range(40)]
     assert set(first) == {0, 1}
+
+
+def first_choice(ranking: dict[int, int], items: tuple[int, ...]) -> FloatArray:
+    """1/m for each of the m items that share the best place of a ranking."""
+    best = min(ranking[item] for item in items)
+    first = np.array([ranking[item] == best for item in items], dtype=float)
+    return np.asarray(first / first.sum())
+
+
+@pytest.mark.parametrize("t", [2, 3, 4])
+def test_first_choices_are_counted_over_all_people_who_ranked_a_set(t: int) -> None:
+    random, width = np.random.default_rng(t), 5
+    rankings = [
+        {int(item): int(random.integers(3)) for item in random.choice(7, random.integers(2, width + 1), replace=False)}
+        for _ in range(40)
+    ]
+    person = np.append(np.arange(38), [0, 1]).astype(np.int32)
+    items, places = np.full((2, 40, width), -1)
+    for row, ranking in enumerate(rankings):
+        columns = np.sort(random.choice(width, len(ranking), replace=False))
+        items[row, columns], places[row, columns] = zip(*sorted(ranking.items()), strict=True)
+    found = FirstChoiceShares.of(items, places, person, t)
+    expected = {}
+    for chosen in itertools.combinations(range(7), t):
+        whole = [row for row, ranking in enumerate(rankings) if set(chosen) <= ranking.keys()]
+        first_of_person = {person[row]: row for row in reversed(whole)}
+        if len(first_of_person) >= 2:
+            expected[chosen] = [first_choice(rankings[row], chosen) for row in first_of_person.values()]
+    assert [tuple(row) for row in found.items.tolist()] == sorted(expected)
+    for row, chosen in enumerate(sorted(expected)):
+        v = np.array(expected[chosen])
+        f, n = v.mean(axis=0), len(v)
+        assert (found.n[row], found.shares[row].tolist()) == (n, pytest.approx(f.tolist()))
+        assert found.noise[row] == pytest.approx(((v - f) ** 2).sum() / (n * (n - 1)))
+    q = random.dirichlet(np.ones(t), len(found.n))
+    np.testing.assert_allclose(found.error(q), [sum((q[i] - found.shares[i]) ** 2) for i in range(len(q))])
+
+
+@pytest.mark.parametrize(("t", "n"), [(2, 2), (3, 2), (3, 4), (4, 3)])
+def test_error_less_noise_is_unbiased_over_all_outcomes_of_n_people(t: int, n: int) -> None:
+    """People draw one of several rankings, some of them with ties; every combination of n draws has its probability."""
+    random, chosen = np.random.default_rng(10 * t + n), tuple(range(t))
+    kinds = random.integers(2, size=(5, t))
+    chance, q = random.dirichlet(np.ones(5)), random.dirichlet(np.ones(t))
+    v = np.array([first_choice(dict(enumerate(kind)), chosen) for kind in kinds.tolist()])
+    assert ((v > 0) & (v < 1)).any(), "some people tie"
+    expectation = 0.0
+    for outcome in itertools.product(range(5), repeat=n):
+        people = np.arange(n, dtype=np.int32)
+        found = FirstChoiceShares.of(np.tile(chosen, (n, 1)), kinds[list(outcome)], people, t)
+        expectation += chance[list(outcome)].prod() * float((found.error(q[None]) - found.noise)[0])
+    assert expectation == pytest.approx(((q - chance @ v) ** 2).sum())

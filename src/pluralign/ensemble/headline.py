@@ -1,4 +1,4 @@
-"""The headline of an evaluation: one main figure, one verdict, one next step.
+"""The headline of an evaluation: one main figure, one verdict, whether people differ, one next step.
 
 Every place that shows an evaluation starts with it: the terminal, the report, the page, model cards and ``print``. All
 other figures stay in tables. Nothing is measured here.
@@ -24,16 +24,18 @@ FLOOR_IS_LOW = "The floor follows the majority of these very votes, so its score
 
 @dataclass(frozen=True)
 class Headline:
-    """The main figure of an evaluation, its verdict, and what to do next, as one sentence each."""
+    """The main figure of an evaluation, its verdict, what to do next, and whether people differ, in sentences."""
 
     main: str
     verdict: str
     standing: Standing
     """How the predictor compares with the baseline of the verdict; ``unknown`` if these votes cannot tell."""
     next_step: str
+    voices: str = ""
+    """From ``voices_sentence``."""
 
     def __str__(self) -> str:
-        return f"{self.main}\n{self.verdict}\nNext: {self.next_step}"
+        return "\n".join(filter(None, (self.main, self.verdict, self.voices, f"Next: {self.next_step}")))
 
 
 def standing(difference: Interval) -> Standing:
@@ -77,7 +79,36 @@ def headline(
         place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
     main = _main(evaluation, held_out=record is not None and bool(record.method))
-    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder, in_report))
+    next_step = _next_step(evaluation, baseline, record, folder, in_report)
+    return Headline(main, verdict, place, next_step, voices_sentence(evaluation))
+
+
+def voices_sentence(evaluation: Evaluation) -> str:
+    """Return whether there is evidence of distinct voices, in words; empty for predictors without several members.
+
+    Only whole judgments show which preferences one person has together, so pair counts are no evidence.
+    """
+    if (found := evaluation.judgments) is None:
+        if evaluation.voices is None:
+            return ""
+        return (
+            "Distinct voices: unknown. Pair counts alone cannot show whether people differ; an ensemble fitted to "
+            "rankings or to several votes per person can (docs/how-to/collect.md)."
+        )
+    prompts = counted(found.prompts, "held-out prompt")
+    if found.evidence is None:
+        return f"Distinct voices: unknown. {prompts} with judgments, and an interval needs at least {ENOUGH_CLUSTERS}."
+    gain = f"{found.gain.mean:+z.3f} [{found.gain.low:z.3f}, {found.gain.high:z.3f}]".replace("-", "−")
+    counts = f"{counted(found.n, 'judgment')}, {prompts}"
+    if found.evidence:
+        return (
+            "Distinct voices: yes. The ensemble predicts a whole ranking better than the best single reward by "
+            f"{gain} log-likelihood per judgment ({counts})."
+        )
+    return (
+        "No evidence of distinct voices: the ensemble does not predict a whole ranking better than the best single "
+        f"reward (difference {gain} log-likelihood per judgment; {counts})."
+    )
 
 
 WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}

@@ -181,7 +181,10 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class VoicesEvidence:
-    """Whether several rewards predict votes better than the best single reward. See ``learning.measure``."""
+    """Whether several rewards predict pair counts better than the best single reward. See ``learning.measure``.
+
+    That is no evidence that people differ: ``JudgmentFigures`` is.
+    """
 
     evidence: bool | None
     """Whether ``difference`` is entirely below 0. None if undefined."""
@@ -191,12 +194,8 @@ class VoicesEvidence:
     """The reading of the ensemble whose interval has the lowest upper end."""
     difference: Interval
     """Brier score of that reading − Brier score of the best single reward."""
-    readings: Mapping[str, Interval]
-    """The same for every reading."""
-    mixture: Interval | None
-    """The same for the EM mixture, a second opinion. None if there is no such baseline."""
     confidence: float
-    """Coverage of the intervals."""
+    """Coverage of the interval."""
     reason: str | None = None
     """Why it is undefined."""
 
@@ -263,7 +262,7 @@ class Evaluation:
     pairs: int
     prompts: int
     voices: VoicesEvidence | None = field(default=None, kw_only=True)
-    """Evidence of distinct voices. None without several members or without a single reward to compare with."""
+    """The best single reward on pair counts. None without several members or without a single reward."""
     judgments: JudgmentFigures | None = field(default=None, kw_only=True)
     """Figures of whole judgments. None if there are none, or if the ensemble was not fitted to judgments."""
     first_choices: list[FirstChoices] = field(default_factory=list, kw_only=True)
@@ -279,7 +278,7 @@ class Evaluation:
         from pluralign.ensemble.headline import headline  # it imports this module
 
         found = headline(self)  # without a next step: that depends on the predictor
-        return f"{self.pairs:,} pairs\n{found.main}\n{found.verdict}"
+        return "\n".join(filter(None, (f"{self.pairs:,} pairs", found.main, found.verdict, found.voices)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self}>"

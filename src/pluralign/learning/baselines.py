@@ -65,6 +65,12 @@ class Baseline:
         """Return the predicted share of people preferring a, ``(n_pairs,)``."""
         return FORMULAS[self.formula](self.arrays, self._inputs(pairs))
 
+    def rewards(self, inputs: Array) -> FloatArray:
+        """Return the rewards of texts over their temperature, ``(n_texts, k)``. Without damping."""
+        theta = self.arrays["theta"].reshape(len(self.arrays["theta"]), -1)
+        scaled = inputs[:, : len(theta)] @ theta / self.arrays["temperature"]
+        return np.asarray(scaled, dtype=np.float64)
+
     def _inputs(self, pairs: Differences) -> Differences:
         return replace(pairs, inputs=pairs.inputs[:, : len(self.arrays["theta"])])
 

@@ -164,7 +164,7 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
         raters: the same votes with their raters, if these are known.
 
     Returns:
-        The figures, without members, since each fold has its own.
+        The figures, without members, since each fold has its own. Those of judgments are of the held-out prompts.
     """
     votes, options = data.preferences, data.options
     fold = fold_of_prompts(votes, folds, options.seed)[votes.prompt_index]
@@ -183,7 +183,10 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
         name: measure.BaselinePrediction(baselines[name], fits[name].k) for name in fits if name in baselines
     }
     figures = measure.measure(measure.Predictor("ensemble", "ensemble", readings, options.level), predictions, votes)
-    return replace(figures, voices=measure.evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
+    voices = measure.evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None
+    held_out = fitted.record.evaluation
+    assert held_out is not None  # noqa: S101
+    return replace(figures, voices=voices, judgments=held_out.judgments, first_choices=held_out.first_choices)
 
 
 def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, dict[str, FloatArray]]:

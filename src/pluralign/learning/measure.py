@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import Array, FloatArray, Vectors
+from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Vectors
 from pluralign.core.processes import Processes
-from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
+from pluralign.core.random_streams import EVALUATION_FOLDS, FIRST_CHOICES, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
 from pluralign.ensemble import record as records
@@ -24,6 +24,8 @@ from pluralign.text.judge import JudgeUsage
 from pluralign.theory import calibration
 from pluralign.theory.calibration import brier, by_stratum, expected_calibration_error, reliability, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
+from pluralign.theory.social_choice import FirstChoiceShares, first_choices
+from pluralign.votes.judgments import Judgments, ranges
 from pluralign.votes.preferences import PreferenceSet, rows_of_texts
 
 Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities", "personas"]
@@ -57,6 +59,8 @@ class Predictor:
     """Calls and tokens of a language model that judges as personas."""
     personas: tuple[str, ...] = ()
     """Descriptions of the members, if they are personas."""
+    rewards: FloatArray | None = None
+    """Rewards of ``preferences.items()``, ``(n_items, k)``, of an ensemble whose first choices are measured."""
 
     @property
     def k(self) -> int:
@@ -161,7 +165,7 @@ def cross_fitted(
     return shares, float(np.median(chosen))
 
 
-# --- evidence of distinct voices: do several rewards predict the votes better than the best single reward? ------------
+# --- do several rewards predict pair counts better than the best single reward? ---------------------------------------
 
 
 ERROR_RATE = 0.05
@@ -171,7 +175,9 @@ ERROR_RATE = 0.05
 def evidence_of_voices(
     readings: Mapping[str, FloatArray], baselines: Mapping[str, FloatArray], preferences: PreferenceSet
 ) -> records.VoicesEvidence | None:
-    """Test whether an ensemble predicts votes better than the best single reward.
+    """Test whether an ensemble predicts pair counts better than the best single reward.
+
+    It can do so although nobody differs: several rewards also explain what the features miss. See ``JudgmentFigures``.
 
     With p̂ a reading of the ensemble and q the prediction of the best single reward on the same votes,
 
@@ -195,13 +201,12 @@ def evidence_of_voices(
         return None
     best_single = min(singles, key=singles.__getitem__)
     theirs, confidence = squared_error(baselines[best_single], prob_a), 1 - ERROR_RATE / len(readings)
-
-    def against_single(share: FloatArray) -> Interval:
-        return paired_difference(
-            squared_error(share, prob_a), theirs, prompt, level=confidence, min_clusters=ENOUGH_CLUSTERS
+    differences = {
+        reading: paired_difference(
+            squared_error(share, prob_a), theirs, prompt, confidence, min_clusters=ENOUGH_CLUSTERS
         )
-
-    differences = {reading: against_single(share) for reading, share in readings.items()}
+        for reading, share in readings.items()
+    }
     too_few = any(math.isnan(one.high) for one in differences.values())
     reading = min(differences, key=lambda name: differences[name].mean if too_few else differences[name].high)
     return records.VoicesEvidence(
@@ -209,8 +214,6 @@ def evidence_of_voices(
         best_single=best_single,
         reading=reading,
         difference=differences[reading],
-        readings=differences,
-        mixture=against_single(baselines["mixture"]) if "mixture" in baselines else None,
         confidence=confidence,
         reason=f"{len(preferences.prompts)} prompts, at least {ENOUGH_CLUSTERS} needed" if too_few else None,
     )
@@ -235,6 +238,8 @@ class BaselinePrediction:
     share: FloatArray
     k: int = 1
     worst: float | None = None
+    rewards: FloatArray | None = None
+    """One reward of each of ``preferences.items()``, ``(n_items, 1)``, that is read as Plackett–Luce."""
 
 
 def read_ensemble(
@@ -248,8 +253,9 @@ def read_ensemble(
     baselines = {}
     for baseline_name, baseline in baselines_of(ensemble).items():
         worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences.prob_a)
-        baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst)
-    return ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), baselines
+        plain = baseline.rewards(inputs) if baseline_name == "soft_bt" else None
+        baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst, plain)
+    return replace(ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), rewards=rewards), baselines
 
 
 def worst_disagreement(votes: FloatArray | None, weights: Array | None, prob_a: FloatArray) -> float | None:
@@ -299,6 +305,7 @@ def measure(
         pairs=len(preferences),
         prompts=len(preferences.prompts),
         voices=voices,
+        first_choices=first_choice_figures(subject, baselines.get("soft_bt"), preferences),
     )
 
 
@@ -338,6 +345,71 @@ def compare(
     ours, theirs = (squared_error(one, preferences.prob_a) for one in (prediction, share))
     difference = paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS)
     return records.Compared(**_errors(share, preferences), k=k, difference=difference, worst_disagreement=worst)
+
+
+# --- first choices in sets of more than two responses -----------------------------------------------------------------
+
+SET_SIZES = (2, 3, 4)
+LONGEST_RANKING = 8
+"""Of longer rankings a random sample of the responses counts, the same for all people of a prompt: 70 sets of four."""
+
+
+def first_choice_figures(
+    subject: Predictor, soft_bt: BaselinePrediction | None, preferences: PreferenceSet, seed: int = 0
+) -> list[records.FirstChoices]:
+    """Compare predicted with observed shares of first choices in all sets of t = 2, 3, 4 responses that people ranked.
+
+    Args:
+        subject: the ensemble. At the policy level its members choose by Plackett–Luce.
+        soft_bt: one reward to compare with.
+        preferences: votes with judgments. Several votes of one person are not combined to a ranking.
+        seed: of the sample of responses from rankings that are too long.
+
+    Returns:
+        Figures for each t for which two people ranked the same t responses. None without judgments or rewards.
+    """
+    if (judged := preferences.judgments) is None or subject.rewards is None or subject.weights is None:
+        return []
+    beta = (subject.temperature or 0.0) if subject.level == "policy" else 0.0
+    single = None if soft_bt is None else soft_bt.rewards
+    items, places = _as_matrices(judged, judged.items(preferences), seed)
+    figures = []
+    for t in SET_SIZES:
+        observed = FirstChoiceShares.of(items, places, judged.judgment, t)
+        if not len(observed.n):
+            continue
+        prompt = preferences.items().prompt_index[observed.items[:, 0]]
+        share = first_choices(subject.rewards[observed.items], subject.weights, beta, subject.undecided)
+        error, uniform = observed.error(share), observed.error(np.full(share.shape, 1 / t))
+        rival = np.full(len(error), np.nan)
+        if single is not None:
+            rival = observed.error(first_choices(single[observed.items], np.ones(1), 1.0))
+        corrected = clustered_interval(error - observed.noise, prompt, min_clusters=ENOUGH_CLUSTERS)
+        difference = paired_difference(error, rival, prompt, min_clusters=ENOUGH_CLUSTERS)
+        means = float(error.mean()), corrected.mean, corrected, float(rival.mean()), float(uniform.mean())
+        figures.append(records.FirstChoices(t, len(error), *means, difference))
+    return figures
+
+
+def _as_matrices(judged: Judgments, item: IndexArray, seed: int) -> tuple[IntArray, IntArray]:
+    """Return the items of each ranking in ascending order, and their places, ``(n_rankings, length)``; −1 is missing.
+
+    Args:
+        judged: the rankings.
+        item: number of each entry, ``(n_entries,)``.
+        seed: of the sample from rankings that are longer than ``LONGEST_RANKING``.
+    """
+    ranking = np.repeat(np.arange(len(judged)), judged.sizes)
+    drawn = random_stream(seed, FIRST_CHOICES).permutation(int(item.max()) + 1)[item]
+    rank = np.empty(len(item), dtype=np.int64)
+    rank[np.lexsort((drawn, ranking))] = ranges(np.zeros_like(judged.sizes), judged.sizes)
+    kept = np.flatnonzero(rank < LONGEST_RANKING)
+    kept = kept[np.lexsort((item[kept], ranking[kept]))]
+    sizes = np.minimum(judged.sizes, LONGEST_RANKING)
+    cells = ranking[kept], ranges(np.zeros_like(sizes), sizes)
+    items, places = np.full((2, len(judged), int(sizes.max())), -1, dtype=np.int64)
+    items[cells], places[cells] = item[kept], judged.place[kept]
+    return items, places
 
 
 # --- a fitted ensemble on its held-out pairs, and the record of the fit -----------------------------------------------

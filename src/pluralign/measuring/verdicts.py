@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from pluralign.ensemble.headline import WORDS, Standing, standing
-from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, Scores, VoicesEvidence
+from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, Scores
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.individuals import MIN_RATERS, Representation
 from pluralign.theory.intervals import Interval
@@ -113,7 +113,7 @@ class Verdict:
 def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
     """Yield how an ensemble compares with its baselines, in sentences that need no knowledge of the paper.
 
-    Constant ½ is mentioned only if the ensemble is not significantly better. The evidence of distinct voices is last.
+    Constant ½ is mentioned only if the ensemble is not significantly better.
     """
     for baseline, name in _COMPARED.items():
         found = evaluation.baselines.get(baseline)
@@ -127,33 +127,6 @@ def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
         if (baseline, where) == ("soft_bt", "behind"):
             text += " A single reward gives one answer for everyone; the members give an answer each."
         yield Verdict(KINDS[where], text)
-    if evaluation.voices is not None:
-        yield Verdict("good" if evaluation.voices.evidence else "level", voices_sentence(evaluation.voices))
-
-
-def voices_sentence(voices: VoicesEvidence) -> str:
-    """Return the evidence of distinct voices in words.
-
-    Example:
-        >>> gap = Interval(-0.002, -0.003, 0.001, 0.0004)
-        >>> voices_sentence(VoicesEvidence(None, "soft_bt", "vote", gap, {"vote": gap}, None, 0.975, "6 prompts"))
-        'Evidence of distinct voices: undefined (6 prompts).'
-    """
-    start = "Evidence of distinct voices:"
-    if voices.evidence is None:
-        return f"{start} undefined ({voices.reason})."
-    single = f"the best single reward ({BASELINE_NAMES[voices.best_single]})"
-    better = "predicts these votes better than" if voices.evidence else "is not significantly better than"
-    answer = "yes" if voices.evidence else "not with these features"
-    text = (
-        f"{start} {answer}. The ensemble ({READING_NAMES[voices.reading]}) {better} {single}: Brier difference "
-        f"{_ends(voices.difference)} ({100 * voices.confidence:g} %)."
-    )
-    return text + (f" EM mixture against the same reward: {_ends(voices.mixture)}." if voices.mixture else "")
-
-
-def _ends(gap: Interval) -> str:
-    return f"{gap.mean:+z.4f} [{gap.low:+z.4f}, {gap.high:+z.4f}]".replace("-", "−")
 
 
 def _from_to(gap: Interval) -> str:

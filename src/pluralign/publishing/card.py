@@ -123,6 +123,7 @@ class ModelCard:
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
             table=tables.comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
+            judgment_tables=list(tables.judgment_tables(evaluation)) if evaluation else [],
             member_table=replace(table, main=members[0] if kind == "member" else None),
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=without_path(to_json({name: part for name, part in settings.items() if part})),

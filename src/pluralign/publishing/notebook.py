@@ -22,9 +22,9 @@ TEXT_LENGTH = 120
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Return the headline of an evaluation and the comparison on the same votes; the main row is bold."""
+    """Return the headline of an evaluation and its tables; main rows are bold."""
     title, *lines = str(evaluation).splitlines()
-    return _block(title, lines, tables.comparison_table(evaluation))
+    return _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
@@ -48,8 +48,13 @@ def preferences_html(preferences: PreferenceSet) -> str:
     return _block(repr(preferences), [], Table("", columns, rows, texts=(0, 1, 2)))
 
 
-def _block(title: str, headline: Sequence[str], table: Table) -> str:
-    """Return a title, the lines of a headline, whose main figure and verdict are bold, and a table."""
+def _block(title: str, headline: Sequence[str], *shown_tables: Table) -> str:
+    """Return a title, the lines of a headline, whose main figure and verdict are bold, and tables."""
     lines = [html.escape(line) for line in headline]
-    shown = [html.escape(title), *(f"<b>{line}</b>" for line in lines[:2]), *lines[2:], tables.as_html(table)]
+    shown = [
+        html.escape(title),
+        *(f"<b>{line}</b>" for line in lines[:2]),
+        *lines[2:],
+        *map(tables.as_html, shown_tables),
+    ]
     return f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>"

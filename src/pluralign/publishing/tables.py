@@ -181,6 +181,31 @@ def comparison_table(evaluation: Evaluation, title: str = "", k: int | None = No
     return table.without(*([] if vote else ["worst"]), *([] if compared else ["difference", "difference, 95 %"]))
 
 
+def judgment_tables(evaluation: Evaluation) -> Iterator[Table]:
+    """Yield how well whole judgments and first choices are predicted, as far as they were measured."""
+    if found := evaluation.judgments:
+        scores = {"best single reward": found.best_single, "equally likely rankings": found.uniform}
+        rows: list[list[Cell]] = [["→ ensemble", number(found.log_likelihood, 3), "", ""]]
+        rows += [[name, number(one, 3), number(found.log_likelihood - one, 3, "+"), ""] for name, one in scores.items()]
+        rows[1][-1] = ends(found.gain, 3, "+")
+        where = f"mean over {found.n:,} judgments on {found.prompts:,} prompts"
+        note = f"{where}; higher is better; gain = ensemble − this row"
+        names = ("", "log-likelihood", "gain", "gain, 95 %")
+        yield Table("Whole judgments: log-likelihood per judgment", names, rows, note, main=0)
+    if chosen := evaluation.first_choices:
+        rows = []
+        for one in chosen:
+            noise = one.error - one.corrected
+            others = one.soft_bt - noise, one.uniform - noise
+            rows.append([one.t, one.sets, one.interval, *others, ends(one.difference, sign="+")])
+        note = (
+            "Σ (predicted − observed share)², mean over sets of t responses that the same people ranked; corrected = less "
+            "the noise of few people; difference = ensemble − soft BT (below 0: the ensemble is better)"
+        )
+        columns = ("t", "sets", "ensemble", "soft BT", "uniform", "difference, 95 %")
+        yield Table("First choices among t responses: squared error, corrected", columns, rows, note, texts=())
+
+
 def member_table(weights: Sequence[float], evaluation: Evaluation | None, names: Sequence[str] = ()) -> Table:
     """Return the weight, and the disagreement and regret of every member; a member worse than chance is marked.
 

@@ -24,7 +24,7 @@ from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, mea
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.verdicts import Prediction, Verdict
 from pluralign.measuring.views import Quote
-from pluralign.publishing.tables import claimed_leans, cut
+from pluralign.publishing.tables import claimed_leans, cut, judgment_tables
 from pluralign.theory.calibration import reliability
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
@@ -266,6 +266,18 @@ class MemberCard:
     distinguishing: Sequence[cards.Distinguishing] = ()
 
 
+@dataclass(frozen=True)
+class PageTable:
+    """A table of ``publishing.tables``, written as text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+    main: int | None
+    """The row that counts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageData:
     """Everything that the page shows of an ensemble. Undefined numbers are NaN here and null in JSON."""
@@ -299,6 +311,8 @@ class PageData:
     test: Figures | None = None
     verdicts: Sequence[Verdict] = ()
     comparison: Sequence[ComparedPrediction] = ()
+    judgments: Sequence[PageTable] = ()
+    """How well whole judgments and first choices are predicted."""
     reliability: Sequence[ReliabilityPoint] = ()
 
     votes: Mapping[str, int] | None = None
@@ -374,17 +388,19 @@ def page_profiles(
 
 
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
-    """Add the figures of an evaluation. The headline says why there is no evidence of distinct voices."""
-    undefined = evaluation.voices is not None and evaluation.voices.evidence is None
+    """Add the figures of an evaluation."""
     return replace(
         page,
         headline=headline(evaluation, record),
         floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test,
-        verdicts=list(verdicts.verdicts(replace(evaluation, voices=None) if undefined else evaluation)),
+        verdicts=list(verdicts.verdicts(evaluation)),
         comparison=[
             ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
             for row in verdicts.comparison(evaluation, page.k)
+        ],
+        judgments=[
+            PageTable(one.title, one.columns, one.lines, one.note, one.main) for one in judgment_tables(evaluation)
         ],
         reliability=list(recorded_curve(evaluation)),
     )

@@ -1,17 +1,21 @@
 """Choose one candidate by the pairwise support of weighted members, or a slate that covers the most people.
 
+Also first choices: predicted shares, and those observed in rankings (``FirstChoiceShares``).
+
 Weights are real numbers. The voting libraries we examined count ballots and do not accept such weights, so the rules
 are implemented here; each is a few lines over the matrix of pairwise support.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.special import softmax
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.theory.calibration import sigmoid
 
@@ -154,11 +158,11 @@ def policies(rewards: npt.ArrayLike, temperature: float = 0.0) -> FloatArray:
     This is the policy of App. A with a uniform reference over the candidates.
 
     Args:
-        rewards: of the candidates of one prompt, ``(n_candidates, n_members)``.
+        rewards: of the candidates of one prompt, ``(…, n_candidates, n_members)``.
         temperature: β; 0 is the limit, where tied favourites share the probability.
 
     Returns:
-        Probabilities, ``(n_candidates, n_members)``; each column has sum 1.
+        Probabilities, ``(…, n_candidates, n_members)``, with sum 1 over the candidates.
 
     Example:
         >>> policies([[1.0, 3.0], [0.0, 3.0]], 1.0).round(3)
@@ -170,9 +174,9 @@ def policies(rewards: npt.ArrayLike, temperature: float = 0.0) -> FloatArray:
     """
     r = np.asarray(rewards, dtype=np.float64)
     if temperature == 0.0:
-        top = r == r.max(axis=0)
-        return np.asarray(top / top.sum(axis=0))
-    return np.asarray(softmax((r - r.max(axis=0)) / temperature, axis=0))
+        top = r == r.max(axis=-2, keepdims=True)
+        return np.asarray(top / top.sum(axis=-2, keepdims=True))
+    return np.asarray(softmax((r - r.max(axis=-2, keepdims=True)) / temperature, axis=-2))
 
 
 def first_choices(
@@ -183,20 +187,88 @@ def first_choices(
     On two candidates this is the policy-level p̂ (at β → 0: the vote-level p̂).
 
     Args:
-        rewards: of the candidates of one prompt, ``(n_candidates, n_members)``.
+        rewards: of the candidates of one prompt, ``(…, n_candidates, n_members)``.
         weights: of the members, with sum 1, ``(n_members,)``.
         temperature: β of the policies.
         undecided: u.
 
     Returns:
-        Shares, ``(n_candidates,)``, with sum 1.
+        Shares, ``(…, n_candidates)``, with sum 1 over the candidates.
 
     Example:
         >>> first_choices([[2.0, 1.0], [1.0, 3.0], [0.0, 0.0]], [0.75, 0.25], undecided=0.3).round(3)
         array([0.625, 0.275, 0.1  ])
     """
     share = policies(rewards, temperature) @ np.asarray(weights, dtype=np.float64)
-    return np.asarray(undecided / len(share) + (1.0 - undecided) * share)
+    return np.asarray(undecided / share.shape[-1] + (1.0 - undecided) * share)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstChoiceShares:
+    """First choices of people in sets of t items: observed, to compare with predicted shares.
+
+    With v_i the first choice of person i as a vector, 1/m for each of m items that tie for it, and n people,
+
+      f = (1/n) Σ_i v_i,   error = Σ_s (q_s − f_s)²,   noise = (1/(n(n − 1))) Σ_i |v_i − f|².
+
+    E[f] = p and E[noise] = E|f − p|², so error − noise is unbiased for Σ_s (q_s − p_s)². This is Lemma 1 for t choices:
+    for t = 2 error and noise are twice those of the Brier score.
+    """
+
+    items: IntArray
+    """The items of each set, ``(n_sets, t)``."""
+    shares: FloatArray
+    """f, ``(n_sets, t)``."""
+    squares: FloatArray
+    """(1/n) Σ_i |v_i|², which is 1 without ties, ``(n_sets,)``."""
+    n: IntArray
+    """Number of people who ranked all items of a set, at least 2, ``(n_sets,)``."""
+
+    @classmethod
+    def of(cls, items: IntArray, places: IntArray, person: IndexArray, t: int) -> "FirstChoiceShares":
+        """Count first choices in all sets of t items that at least two people ranked.
+
+        Args:
+            items: of each ranking, in ascending order; −1 is missing, ``(n_rankings, length)``.
+            places: their places, lower is better, ``(n_rankings, length)``.
+            person: who ranked, ``(n_rankings,)``. Of several rankings with the same set the first counts.
+            t: size of the sets.
+
+        Example:
+            >>> a, b = [-1, 4, 6], [4, 6, 9]  # the second and third person rank 9 above 4 and 6, or the same as 4
+            >>> places = np.array([[0, 0, 1], [1, 2, 0], [0, 1, 0]])
+            >>> found = FirstChoiceShares.of(np.array([a, b, b]), places, np.arange(3), 2)
+            >>> found.items.tolist(), found.n.tolist(), found.shares.tolist()
+            ([[4, 6], [4, 9], [6, 9]], [3, 2, 2], [[1.0, 0.0], [0.25, 0.75], [0.0, 1.0]])
+            >>> found.noise
+            array([0.   , 0.125, 0.   ])
+        """
+        chosen = np.array(list(combinations(range(items.shape[1]), t)), dtype=np.int64).reshape(-1, t)
+        ranking, subset = np.nonzero((items[:, chosen] >= 0).all(axis=2))
+        columns = chosen[subset].T
+        key = np.zeros(len(ranking), dtype=np.int64)
+        for column in columns:  # numbers of distinct prefixes, which cannot overflow
+            key = np.unique(key * (items.max(initial=0) + 1) + items[ranking, column], return_inverse=True)[1]
+        _, rows = np.unique(key * (person.max(initial=0) + np.int64(1)) + person[ranking], return_index=True)
+        key, ranking, columns = key[rows], ranking[rows], columns[:, rows]
+        of_set = places[ranking, columns].T
+        first = of_set == of_set.min(axis=1, keepdims=True)
+        v = first / first.sum(axis=1, keepdims=True)
+        n = np.bincount(key)
+        shares = np.stack([np.bincount(key, one) for one in v.T], axis=1) / n[:, None]
+        squares = np.bincount(key, (v**2).sum(axis=1)) / n
+        where = np.unique(key, return_index=True)[1]
+        several = n >= 2
+        return cls(items[ranking[where], columns[:, where]].T[several], shares[several], squares[several], n[several])
+
+    @property
+    def noise(self) -> FloatArray:
+        """The expected error of the true shares, estimated without bias, ``(n_sets,)``."""
+        return np.asarray((self.squares - (self.shares**2).sum(axis=1)) / (self.n - 1))
+
+    def error(self, predicted: FloatArray) -> FloatArray:
+        """Return Σ_s (q_s − f_s)² for predicted shares q, ``(n_sets, t)``."""
+        return np.asarray(((predicted - self.shares) ** 2).sum(axis=1))
 
 
 def top_twos(

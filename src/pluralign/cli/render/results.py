@@ -137,23 +137,24 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
 
 
 def headline_lines(found: Headline) -> Iterator[RenderableType]:
-    """Yield the main figure, the verdict and the next step."""
+    """Yield the main figure, the verdict, whether people differ, and the next step."""
     yield Text(found.main, style="bold")
     yield Text(found.verdict, style={"ahead": "bold green", "behind": "bold red"}.get(found.standing, "bold"))
+    if found.voices:
+        yield Text(found.voices)
     yield Text(f"Next: {found.next_step}")
 
 
 def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = None) -> Iterator[RenderableType]:
     """Yield the headline, every predictor that was scored on the same votes, and the scores that are not corrected."""
     yield from headline_lines(first)
-    if evaluation.voices is not None:
-        yield Text(verdicts.voices_sentence(evaluation.voices))
     yield draw(tables.comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
     own, rival = evaluation.test, evaluation.baselines.get("soft_bt")
     line = f"Mean absolute error {own.absolute_error:.4f}, log loss {own.log_loss:.4f}"
     if rival is not None:
         line += f" (soft BT: {rival.absolute_error:.4f} and {rival.log_loss:.4f})"
     yield Text(f"{line}; neither is corrected for noise.")
+    yield from map(draw, tables.judgment_tables(evaluation))
 
 
 def member_warnings(members: Sequence[MemberFigures], undecided: float) -> Iterator[RenderableType]:

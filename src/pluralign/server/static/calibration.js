@@ -33,13 +33,14 @@ const CROSS_VALIDATED =
   "Cross-validated: each prompt is predicted by an ensemble that was fitted without it. Groups, member cards and the " +
   "scores by number of members use the prompts that were held out from this ensemble.";
 
-/** The main figure, the verdict and the next step of an evaluation. */
-function headline({ main, verdict, standing: place, next_step: next }) {
+/** The main figure, the verdict, whether people differ, and the next step of an evaluation. */
+function headline({ main, verdict, standing: place, next_step: next, voices }) {
   return el(
     "div",
     { class: `verdict headline ${KINDS[place]}` },
     el("p", { class: "main" }, data(main)),
     el("p", {}, data(verdict)),
+    voices && el("p", {}, data(voices)),
     el("p", { class: "muted" }, data(`Next: ${next}`)),
   );
 }
@@ -70,6 +71,7 @@ export function calibration(panel, ensemble) {
     panel.append(el("div", { class: "behind" }, heading, behind));
   }
   if (ensemble.comparison.length) panel.append(comparisonTable(ensemble));
+  panel.append(...ensemble.judgments.map(textTable));
   if (Object.keys(ensemble.groups).length) panel.append(groupTable(ensemble));
   if (ensemble.representation) panel.append(representation(ensemble.representation, redraws));
   let drawn = 0;
@@ -294,6 +296,11 @@ function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
     ),
     table(compared ? [...heads, "difference", "95 %", ""] : heads, el("tbody", {}, rows), "Comparison of predictions"),
   );
+}
+
+function textTable({ title, columns, rows, note: text, main }) {
+  const body = el("tbody", {}, rows.map((cells, i) => row(cells, { class: i === main ? "own" : "" })));
+  return el("div", {}, el("h2", {}, title), el("p", {}, text), table(columns, body, title));
 }
 
 function groupTable({ groups, worst_group: worst }) {
