@@ -145,7 +145,8 @@ def _measured(
     options, test = data.options, task.test
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
-    members = fitted.members if options.level == "policy" else fitted.members.unit_spread(task.train)
+    members, together = fitted.members, fitted.target == "judgments"  # these differ in how decisive they are
+    members = members if options.level == "policy" else members.unit_spread(task.train, together=together)
     linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
     ensemble = RewardEnsemble(linear, members.weights, *own, baselines=fitted.models, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)

@@ -20,6 +20,7 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.learning.baselines import Baseline
 from pluralign.learning.pairs import Differences, Members, Pairs, hard_votes
 from pluralign.learning.task import LearningData
+from pluralign.learning.voices import MODELS, judgment_figures
 from pluralign.text.judge import JudgeUsage
 from pluralign.theory import calibration
 from pluralign.theory.calibration import brier, by_stratum, expected_calibration_error, reliability, squared_error
@@ -61,6 +62,8 @@ class Predictor:
     """Descriptions of the members, if they are personas."""
     rewards: FloatArray | None = None
     """Rewards of ``preferences.items()``, ``(n_items, k)``, of an ensemble whose first choices are measured."""
+    judged: records.JudgmentFigures | None = None
+    """Figures of whole judgments, of an ensemble that was fitted to judgments."""
 
     @property
     def k(self) -> int:
@@ -255,7 +258,11 @@ def read_ensemble(
         worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences.prob_a)
         plain = baseline.rewards(inputs) if baseline_name == "soft_bt" else None
         baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst, plain)
-    return replace(ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), rewards=rewards), baselines
+    predictor = ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name)
+    judged, found = preferences.judgments, None
+    if judged is not None and MODELS[0] in ensemble.baselines:
+        found = judgment_figures(ensemble.baselines, judged, judged.items(preferences), inputs)
+    return replace(predictor, rewards=rewards, judged=found), baselines
 
 
 def worst_disagreement(votes: FloatArray | None, weights: Array | None, prob_a: FloatArray) -> float | None:
@@ -305,6 +312,7 @@ def measure(
         pairs=len(preferences),
         prompts=len(preferences.prompts),
         voices=voices,
+        judgments=subject.judged,
         first_choices=first_choice_figures(subject, baselines.get("soft_bt"), preferences),
     )
 

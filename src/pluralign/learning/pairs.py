@@ -274,9 +274,13 @@ class Members:
         """Return the mean squared error of the predicted shares."""
         return brier(self.prob_hat(pairs, level), pairs.prob_a)
 
-    def unit_spread(self, pairs: Pairs) -> "Members":
-        """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread."""
+    def unit_spread(self, pairs: Pairs, *, together: bool = False) -> "Members":
+        """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread.
+
+        With ``together`` all rewards are scaled by one factor, to unit spread on average.
+        """
         spread = np.std(scores(pairs.difference, self.theta), axis=0)
+        spread = np.full_like(spread, np.sqrt(np.mean(spread**2))) if together else spread
         return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
 
 

@@ -156,24 +156,43 @@ class _PolicyProblem:
         return np.asarray(self.axes @ theta, dtype=np.float64), softmax(logits)
 
 
-def policy_loss(
-    x: Array, target: FloatArray, l2: float, k: int, weight: FloatArray
-) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j|², its gradient).
+PULL, PULL_STEPS = 0.05, 50
+"""Regularisation towards given members, and L-BFGS iterations, of ``adjusted_to_counts``."""
 
-    This is ``ShareLoss`` with τ = 1, without undecided share and penalty, plus the regularisation.
+
+def adjusted_to_counts(pairs: Pairs, members: Members) -> Members:
+    """Move the members of another fit a little, so that their weighted σ(Δr_j) match the vote shares better.
+
+    Minimises Σ_i w_i (Σ_j α_j σ((θ_j + ξ_j)·d_i) − p_i)² + λ/k Σ_j |ξ_j|² over ξ, in the leading directions, and α.
     """
-    m, loss = x.shape[1], ShareLoss(weight[:, None], [k])
+    difference, k = pairs.difference, members.k
+    axes = directions_with(difference, members.theta @ members.weights)
+    x, own = np.ascontiguousarray(difference @ axes), np.asarray(axes.T @ members.theta, dtype=np.float64)
+    objective = policy_loss(x, pairs.prob_a, PULL, k, np.full(len(x), 1 / len(x)), own)
+    start = np.append(own.ravel(), np.log(np.maximum(members.weights, 1e-6)))
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": PULL_STEPS}).x
+    moved = found[: own.size].reshape(own.shape) - own
+    return Members(members.theta + axes @ moved, softmax(found[own.size :]))
+
+
+def policy_loss(
+    x: Array, target: FloatArray, l2: float, k: int, weight: FloatArray, center: FloatArray | None = None
+) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j − c_j|², its gradient).
+
+    This is ``ShareLoss`` with τ = 1, without undecided share and penalty, plus the regularisation (c is 0 by default).
+    """
+    m, loss, center = x.shape[1], ShareLoss(weight[:, None], [k]), np.zeros(1) if center is None else center
 
     def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
         theta, weights = unknowns[: m * k].reshape(m, k), softmax(unknowns[m * k :])
         soft = sigmoid(scores(x, theta))
         error = loss.errors(soft, weights, target[:, None])
-        value = float(weight @ error[:, 0] ** 2 + l2 / k * np.sum(theta**2))
+        value = float(weight @ error[:, 0] ** 2 + l2 / k * np.sum((theta - center) ** 2))
         slope, weight_gradient = loss.gradients(soft)
         slope *= soft
         slope *= 1 - soft
-        theta_gradient = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * theta
+        theta_gradient = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * (theta - center)
         logit_gradient = weights * (weight_gradient - weights @ weight_gradient)
         return value, np.append(theta_gradient.ravel(), logit_gradient)
 

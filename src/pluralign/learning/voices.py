@@ -28,6 +28,7 @@ from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import RATER_MIXTURE, random_stream
 from pluralign.ensemble.record import JudgmentFigures
 from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
+from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
@@ -242,7 +243,7 @@ class RankedTexts:
             return rewards
         highest = np.maximum.reduceat(rewards, self.first, axis=0)
         counts = np.diff(np.append(self.first, len(rewards)))
-        return np.maximum(rewards - np.repeat(highest, counts, axis=0), LOWEST)
+        return np.asarray(np.maximum(rewards - np.repeat(highest, counts, axis=0), LOWEST))
 
 
 # --- the mixture ------------------------------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def fit_voices(
 
 STRENGTHS = (0.15, 0.06, 0.025, 0.01, 0.004, 0.0015, 0.0006, 0.0002)
 """Values of λ and λ_0 to choose from, strongest first."""
-LOOSER = 2.0
+LOOSER = 3.0
 """λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
 AT_ONCE = 2
 """Strengths that are tried side by side. The search ends when none of them is better than the best one before."""
@@ -462,9 +463,9 @@ MODELS = ("voices", "one reward", "one reward and common parts")
 def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fitted:
     """Fit an ensemble to whole judgments on the training prompts, with every smaller size for its history.
 
-    Members come from the mixture without common parts, because the average over people is what predicts shares. The
-    models of the test of voices have common parts. Strengths and k have the highest log likelihood of judgments on
-    validation prompts.
+    Members come from the mixture without common parts, because the average over people is what predicts shares; at the
+    policy level they are then adjusted to the counts. The models of the test of voices have common parts. Strengths and
+    k have the highest log likelihood of judgments on validation prompts.
 
     Args:
         task: the training pairs. Weights and the undecided share are solved on their vote counts.
@@ -510,7 +511,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
             capped = [cap_disagreement(one, anchor, task.train.difference, task.train.prob_a, bound) for one in theta.T]
             theta = np.column_stack(capped)
         if policy:
-            return Members(theta / temperature, voices.shares)
+            return adjusted_to_counts(task.train, Members(theta / temperature, voices.shares))
         votes = hard_votes(task.train.difference, theta)
         return Members(theta, *weights_and_undecided(votes, task.train.prob_a, undecided=options.undecided))
 
@@ -616,7 +617,7 @@ class VoicesSearch:
         voices = self.learned(k, penalties)[0] if k > 1 else single
         members = Members(voices.theta, voices.shares)
         if task.options.level == "vote":
-            members = members.unit_spread(task.learn)
+            members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
         if k == 1:
             return temperature, ChoiceModel()
