@@ -67,17 +67,6 @@ def test_differences_are_paired_by_prompt_with_a_bonferroni_level() -> None:
     assert found.difference.high == min(interval.high for interval in expected.values())
 
 
-def test_evidence_is_found_where_one_reading_is_clearly_better() -> None:
-    truth = shares()
-    preferences, single = votes_on(50, truth), np.full(400, 0.5)
-    yes = evidence_of_voices({"vote": single, "policy": truth}, {"soft_bt": single}, preferences)
-    no = evidence_of_voices({"vote": single, "policy": 1 - truth}, {"soft_bt": single}, preferences)
-    assert yes is not None
-    assert (yes.evidence, yes.reading) == (True, "policy")
-    assert no is not None
-    assert no.evidence is False
-
-
 def test_no_evidence_beyond_the_error_rate_where_voices_are_noise() -> None:
     """Both readings are the true share with independent noise of the same size as the single reward's."""
     rng, found = np.random.default_rng(7), 0
@@ -91,23 +80,18 @@ def test_no_evidence_beyond_the_error_rate_where_voices_are_noise() -> None:
     assert found <= 12, "at most 5 % are expected, and 12 of 150 is the 95th percentile at that rate"
 
 
-def test_few_prompts_are_undefined_and_say_why() -> None:
+def test_one_clearly_better_reading_is_enough_on_enough_prompts() -> None:
     truth = shares()
     single = {"soft_bt": np.full(400, 0.5)}
-    few = evidence_of_voices({"vote": truth}, single, votes_on(ENOUGH_CLUSTERS - 1, truth))
-    enough = evidence_of_voices({"vote": truth}, single, votes_on(ENOUGH_CLUSTERS, truth))
-    one = evidence_of_voices({"vote": truth, "policy": 1 - truth}, single, votes_on(1, truth))
-    assert few is not None
-    assert few.evidence is None
-    assert few.reason == "19 prompts, at least 20 needed"
-    assert enough is not None
-    assert enough.evidence
-    assert one is not None
-    assert (one.evidence, one.reading) == (None, "vote")
-
-
-def test_without_a_single_reward_there_is_no_test() -> None:
-    truth = shares(40)
+    for prompts, policy, expected in (
+        (ENOUGH_CLUSTERS, truth, (True, "policy")),
+        (ENOUGH_CLUSTERS, 1 - truth, (False, "vote")),
+        (ENOUGH_CLUSTERS - 1, truth, (None, "policy")),
+        (1, truth, (None, "policy")),
+    ):
+        found = evidence_of_voices({"vote": single["soft_bt"], "policy": policy}, single, votes_on(prompts, truth))
+        assert found is not None
+        assert (found.evidence, found.reading) == expected
     assert evidence_of_voices({"vote": truth}, {"mixture": truth, "hard_bt": truth}, votes_on(20, truth)) is None
 
 

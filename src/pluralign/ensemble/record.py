@@ -196,8 +196,6 @@ class VoicesEvidence:
     """Brier score of that reading − Brier score of the best single reward."""
     confidence: float
     """Coverage of the interval."""
-    reason: str | None = None
-    """Why it is undefined."""
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,6 @@ def evidence_of_voices(
         reading=reading,
         difference=differences[reading],
         confidence=confidence,
-        reason=f"{len(preferences.prompts)} prompts, at least {ENOUGH_CLUSTERS} needed" if too_few else None,
     )
 
 
