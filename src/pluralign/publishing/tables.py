@@ -199,8 +199,8 @@ def judgment_tables(evaluation: Evaluation) -> Iterator[Table]:
             others = one.soft_bt - noise, one.uniform - noise
             rows.append([one.t, one.sets, one.interval, *others, ends(one.difference, sign="+")])
         note = (
-            "Σ (predicted − observed share)², mean over sets of t responses that the same people ranked; corrected = less "
-            "the noise of few people; difference = ensemble − soft BT (below 0: the ensemble is better)"
+            "Σ (predicted − observed share)², mean over sets of t responses that the same people ranked; corrected = "
+            "less the noise of few people; difference = ensemble − soft BT (below 0: the ensemble is better)"
         )
         columns = ("t", "sets", "ensemble", "soft BT", "uniform", "difference, 95 %")
         yield Table("First choices among t responses: squared error, corrected", columns, rows, note, texts=())
