@@ -1,19 +1,24 @@
 """A mixture of Plackett–Luce rewards learned from whole judgments: rankings, scores, several votes of one person.
 
-Each person i shares the reward of one member j and a decisiveness 1/T. What the features miss is the same for everyone
-who judged the same responses, so all people of a group g share a common part h. Of a person's rankings,
+Each person i shares the reward of one member j and a decisiveness 1/T:
 
-    P(rankings of i | j, T, h) = Π_rankings PL(ranking | (θ_j + φ_h) / T),   θ_j = θ_0 + δ_j,
-    P(group g) = Σ_h ρ_h Π_{i in g} Σ_j π_j Σ_T κ_T P(rankings of i | j, T, h).
+    P(rankings of i) = Σ_j π_j Σ_T κ_T Π_rankings PL(ranking | θ_j / T),   θ_j = θ_0 + δ_j.
 
-Without h, a mixture gains by explaining what the features miss, although nobody differs. The parameters minimise
+The parameters minimise, with n the number of choices,
 
-    −(1/n) Σ_g log P(g) + λ_0/2 |θ_0|² + λ/2 (Σ_j |δ_j|² + Σ_h |φ_h|²),   n = number of choices.
+    −(1/n) Σ_i log P(rankings of i) + λ_0/2 |θ_0|² + λ/2 Σ_j |δ_j|².
 
-With rater ids the rankings of a person on all prompts share j and T; then there is no h. L-BFGS solves it.
+With rater ids the rankings of a person on all prompts share j and T; without them each judgment is a person of its own.
+L-BFGS solves it.
+
+The test of voices asks whether people differ. Features miss a part of what makes a response good, and that part is
+the same for everyone who judged it. A mixture gains by explaining it, although nobody differs. So the test gives both
+the mixture and one reward latent deviations u of responses, common to a group g of people who judged the same ones:
+
+    P(g) = E_u Π_{i in g} P(rankings of i | rewards + u),   u of each response ~ N(0, τ²).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,7 +30,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
-from pluralign.core.random_streams import RATER_MIXTURE, random_stream
+from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
 from pluralign.ensemble.record import JudgmentFigures
 from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
 from pluralign.learning.policy_level import adjusted_to_counts
@@ -249,6 +254,14 @@ class RankedTexts:
 # --- the mixture ------------------------------------------------------------------------------------------------------
 
 
+DRAWS, FEW_DRAWS = 128, 32
+"""Random draws of deviations that a group is averaged over, to measure and to choose."""
+SPREADS = (0.0, 0.3, 0.6, 1.0, 1.5)
+"""Values of τ to choose from."""
+SCALES = (1.0, 1.15, 1.3)
+"""Factors of rewards to choose from with τ: without deviations, fitted rewards are too small."""
+
+
 @dataclass(frozen=True, eq=False)
 class Voices:
     """A mixture of Plackett–Luce rewards."""
@@ -257,43 +270,56 @@ class Voices:
     """θ_j, ``(d, k)``."""
     shares: FloatArray
     """π, ``(k,)``."""
-    common: FloatArray
-    """φ_h, ``(d, n_common)``; no column without common parts."""
-    common_shares: FloatArray
-    """ρ, ``(max(n_common, 1),)``."""
     factor_shares: FloatArray
     """κ, ``(len(FACTORS),)``."""
+    deviation: float = 0.0
+    """τ, the spread of what the features miss."""
 
     @property
     def k(self) -> int:
         """Number of members."""
         return len(self.shares)
 
-    def by_group(self, texts: RankedTexts) -> FloatArray:
-        """Return log P(group) of each group, ``(n_groups,)``."""
-        weights = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.common_shares, self.factor_shares))
-        of_texts = (texts.inputs @ one.astype(texts.inputs.dtype) for one in (self.theta, self.common))
-        by_group: FloatArray = _Hypotheses.of(texts, *of_texts).posterior(*weights)[0]
+    def with_deviations(self, scale: float, deviation: float) -> "Voices":
+        """Return the mixture with rewards times ``scale``, and τ."""
+        return replace(self, theta=self.theta * scale, deviation=deviation)
+
+    def best_deviations(self, texts: RankedTexts) -> tuple[float, float]:
+        """Return the factor of rewards and the τ with the highest log likelihood of judgments."""
+
+        def log_likelihood(scale: float, deviation: float) -> float:
+            return float(self.with_deviations(scale, deviation).by_group(texts, FEW_DRAWS).sum())
+
+        scale = SCALES[0]
+        deviation = max(SPREADS, key=partial(log_likelihood, scale))
+        return max(SCALES, key=lambda one: log_likelihood(one, deviation)), deviation
+
+    def by_group(self, texts: RankedTexts, draws: int = DRAWS) -> FloatArray:
+        """Return log P of each group, over the same random deviations u for all mixtures, ``(n_groups,)``."""
+        x, n = texts.inputs, draws if self.deviation else 1
+        normal = random_stream(0, DEVIATIONS).standard_normal((len(x), n)).astype(x.dtype)
+        found = _Hypotheses.of(texts, x @ self.theta.astype(x.dtype), np.float32(self.deviation) * normal)
+        shares = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares))
+        by_group: FloatArray = found.posterior(*shares)[0]
         return by_group
 
 
 @dataclass(frozen=True, eq=False)
 class _Hypotheses:
-    """Every member, common part and decisiveness, with what the rankings say of each.
+    """Every member, draw of deviations and decisiveness, with what the rankings say of each.
 
     Rankings and texts are the last axis of all arrays here, because numpy sums over the other axes faster.
     """
 
     texts: RankedTexts
     rates: list[tuple[Array, Array, Array, Array]]
-    """For every T: log rates and rates of members, ``(k, n_texts)``, then those of common parts."""
+    """For every T: log rates and rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
 
     @classmethod
-    def of(cls, texts: RankedTexts, members: Array, common: Array) -> "_Hypotheses":
-        """Return the hypotheses from rewards of texts, ``(n_texts, k)`` and ``(n_texts, n_common)``."""
-        common = common if common.shape[1] else np.zeros((len(common), 1), dtype=members.dtype)
+    def of(cls, texts: RankedTexts, members: Array, deviations: Array) -> "_Hypotheses":
+        """Return the hypotheses from rewards of texts, ``(n_texts, k)``, and deviations, ``(n_texts, n_draws)``."""
         logs = [
-            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, common)]
+            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, deviations)]
             for factor in FACTORS
         ]
         return cls(texts, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
@@ -306,12 +332,10 @@ class _Hypotheses:
         alone = texts[shape.alone]
         return rate, own[:, alone].sum(axis=1)[:, None] + shared[:, alone].sum(axis=1)[None]
 
-    def posterior(
-        self, log_shares: FloatArray, log_common: FloatArray, log_factors: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return log P of each group, and the posteriors of persons ``(k, n_common, n_T, n)`` and of groups."""
-        texts = self.texts
-        likelihood = np.zeros((len(log_shares), len(log_common), len(log_factors), len(texts)))
+    def posterior(self, log_shares: FloatArray, log_factors: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return log P of each group, and the posterior of each person, ``(k, n_draws, n_T, n)``."""
+        texts, n_draws = self.texts, len(self.rates[0][2])
+        likelihood = np.zeros((len(log_shares), n_draws, len(log_factors), len(texts)))
         for factor in range(len(log_factors)):
             for shape in texts.shapes:
                 for rankings, of_block in shape.blocks():
@@ -320,16 +344,15 @@ class _Hypotheses:
         joint = _sum_by(texts.person, likelihood, len(texts.group))
         joint += (log_shares[:, None, None] + log_factors)[..., None]
         of_person = _log_sum(joint, (0, 2))
-        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) + log_common[:, None]
+        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) - np.log(n_draws)
         total = _log_sum(of_groups, (0,))
-        groups = np.exp(of_groups - total)
-        joint += (np.log(np.maximum(groups, 1e-300))[:, texts.group] - of_person)[None, :, None]
-        return total, np.exp(joint, out=joint), groups
+        joint += ((of_groups - total)[:, texts.group] - of_person)[None, :, None]
+        return total, np.exp(joint, out=joint)
 
     def gradient(self, posterior: FloatArray) -> Array:
-        """Return Σ_rankings E[∂ log PL / ∂ r] of texts, for members and then common parts, ``(n_texts, k + n_h)``."""
-        texts, (k, n_common) = self.texts, posterior.shape[:2]
-        entries = np.zeros((k + n_common, texts.scatter.shape[1]), dtype=np.float32)
+        """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``."""
+        texts, k = self.texts, len(posterior)
+        entries = np.zeros((k, texts.scatter.shape[1]), dtype=np.float32)
         for number, factor in enumerate(FACTORS):
             of_persons, row = np.asarray(posterior[:, :, number] / factor, dtype=np.float32), 0
             for shape in texts.shapes:
@@ -337,9 +360,7 @@ class _Hypotheses:
                     rate, log_rate = self._block(shape, of_block, number)
                     found = shape.log_likelihood(rate, log_rate)[1:]
                     for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
-                        rows = slice(row, row + len(rankings))
-                        entries[:k, rows] += slope.sum(axis=1)
-                        entries[k:, rows] += slope.sum(axis=0)
+                        entries[:, row : row + len(rankings)] += slope.sum(axis=1)
                         row += len(rankings)
         return np.asarray(texts.scatter @ entries.T)
 
@@ -366,9 +387,9 @@ class Penalties:
     shared: float
     """λ_0, of the reward that all members share."""
     own: float
-    """λ, of what is a member's own, and of common parts."""
+    """λ, of what is a member's own."""
     single: float
-    """λ_0 of one reward without them."""
+    """λ_0 of one reward for everyone."""
 
 
 STEPS = 50
@@ -378,66 +399,50 @@ START = 1.0
 
 
 def fit_voices(
-    texts: RankedTexts,
-    k: int,
-    n_common: int,
-    penalties: Penalties,
-    start: npt.NDArray[np.floating] | None = None,
-    *,
-    seed: int = 0,
-    steps: int = STEPS,
+    texts: RankedTexts, k: int, penalties: Penalties, start: FloatArray | None = None, *, seed: int = 0
 ) -> tuple[Voices, float]:
     """Fit the mixture from a random start. Return it with the minimum that was found.
 
     Args:
         texts: the rankings.
         k: number of members. A single member has no part of its own.
-        n_common: number of common parts; 0 for none.
         penalties: how strongly to regularise.
-        start: θ_0 to start from, ``(d,)``, or all θ_j, ``(d, k)``.
-        seed: of the random part of the start.
-        steps: maximum number of iterations.
+        start: θ_0 to start from, ``(d,)``.
+        seed: of the random start of δ.
     """
-    d, n_own = texts.inputs.shape[1], k if k > 1 else 0
-    own, shared = slice(1, 1 + n_own), slice(1 + n_own, 1 + n_own + n_common)
-    columns = 1 + n_own + n_common
-    unknowns = np.zeros((d, columns))
-    unknowns[:, 1:] = random_stream(seed, RATER_MIXTURE, k, n_common).standard_normal((d, columns - 1))
-    spread = np.std(texts.inputs @ unknowns[:, 1:].astype(np.float32), axis=0)
+    x, n = texts.inputs, max(texts.n_choices, 1)
+    d, n_own = x.shape[1], k if k > 1 else 0
+    unknowns = np.zeros((d, 1 + n_own))
+    unknowns[:, 1:] = random_stream(seed, RATER_MIXTURE, k).standard_normal((d, n_own))
+    spread = np.std(x @ unknowns[:, 1:].astype(x.dtype), axis=0)
     unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
-        unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
-        if start.ndim == 2:
-            unknowns[:, own] = start[:, :n_own] - unknowns[:, :1]
-    sizes = np.cumsum([unknowns.size, k, max(n_common, 1), len(FACTORS)])
-    strength = np.full(columns, penalties.own)
-    strength[0] = penalties.shared
-    n, x = max(texts.n_choices, 1), texts.inputs
+        unknowns[:, 0] = start
+    strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
+    no_deviations = np.zeros((len(x), 1), dtype=x.dtype)
 
-    def unpack(values: FloatArray) -> tuple[FloatArray, Sequence[FloatArray]]:
-        parts = np.split(values, sizes[:-1])
-        return parts[0].reshape(d, columns), parts[1:]
+    def unpack(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        return values[: unknowns.size].reshape(d, -1), values[unknowns.size :][:k], values[unknowns.size + k :]
 
     def loss(values: FloatArray) -> tuple[float, FloatArray]:
-        weights, logits = unpack(values)
+        weights, *logits = unpack(values)
         rewards = x @ weights.astype(x.dtype)
-        members = rewards[:, :1] + rewards[:, own] if n_own else rewards[:, :1]
-        hypotheses = _Hypotheses.of(texts, members, rewards[:, shared])
-        total, posterior, groups = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
+        members = rewards[:, :1] + rewards[:, 1:] if n_own else rewards
+        hypotheses = _Hypotheses.of(texts, members, no_deviations)
+        total, posterior = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
         of_texts = hypotheses.gradient(posterior)
-        parts = [of_texts[:, :k].sum(axis=1, keepdims=True)]
-        parts += [of_texts[:, :k]] * (n_own > 0) + [of_texts[:, k:]] * (n_common > 0)
-        slope = strength * weights - (x.T @ np.hstack(parts)) / n
-        found = posterior.sum(axis=(1, 2, 3)), groups.sum(axis=1), posterior.sum(axis=(0, 1, 3))
-        slopes = [(softmax(one) * count.sum() - count) / n for one, count in zip(logits, found, strict=True)]
+        both = np.column_stack([of_texts.sum(axis=1), of_texts]) if n_own else of_texts
+        slope = strength * weights - (x.T @ both) / n
+        counts = posterior.sum(axis=(1, 2, 3)), posterior.sum(axis=(0, 1, 3))
+        slopes = [(softmax(one) * count.sum() - count) / n for one, count in zip(logits, counts, strict=True)]
         value = -float(total.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
         return value, np.concatenate([slope.ravel(), *slopes])
 
-    first = np.append(unknowns.ravel(), np.zeros(sizes[-1] - sizes[0]))
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": steps})
-    weights, logits = unpack(found.x)
-    theta = weights[:, :1] + weights[:, own] if n_own else weights[:, :1]
-    return Voices(theta, softmax(logits[0]), weights[:, shared], softmax(logits[1]), softmax(logits[2])), found.fun
+    first = np.append(unknowns.ravel(), np.zeros(k + len(FACTORS)))
+    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+    weights, *logits = unpack(found.x)
+    theta = weights[:, :1] + weights[:, 1:] if n_own else weights
+    return Voices(theta, *(softmax(one) for one in logits)), float(found.fun)
 
 
 # --- the fit of an ensemble: choose on validation prompts, fit every size, fit the models of the test of voices -------
@@ -452,20 +457,17 @@ AT_ONCE = 2
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
 MANY_PROMPTS = 200
-N_COMMON = 4
-"""Number of common parts in the models of the test of voices."""
 RESTARTS = 2
 """Random starts of the final fit. The one with the lowest minimum is kept."""
-MODELS = ("voices", "one reward", "one reward and common parts")
-"""The models of the test of voices by their names in an ensemble. ``voices`` has common parts too."""
+MODELS = ("voices", "one reward")
+"""The models of the test of voices, by their names in an ensemble."""
 
 
 def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fitted:
     """Fit an ensemble to whole judgments on the training prompts, with every smaller size for its history.
 
-    Members come from the mixture without common parts, because the average over people is what predicts shares; at the
-    policy level they are then adjusted to the counts. The models of the test of voices have common parts. Strengths and
-    k have the highest log likelihood of judgments on validation prompts.
+    At the policy level members are then adjusted to the counts. Strengths, k and τ have the highest log likelihood of
+    judgments on validation prompts.
 
     Args:
         task: the training pairs. Weights and the undecided share are solved on their vote counts.
@@ -482,26 +484,20 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     else:
         size = int(options.k)
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
-    alone = Penalties(penalties.single, 0.0, penalties.single)
-    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, 0, alone)[0])
+    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, penalties)[0])
 
-    def fitted(k: int, n_common: int, start: FloatArray, restarts: int = 1) -> Voices:
+    def fitted(k: int, restarts: int = 1) -> Voices:
         def fit() -> Voices:
             seeds = range(options.seed * RESTARTS, options.seed * RESTARTS + restarts)
-            fits = [fit_voices(everyone, k, n_common, penalties, start, seed=seed) for seed in seeds]
+            fits = [fit_voices(everyone, k, penalties, single.theta[:, 0], seed=seed) for seed in seeds]
             return min(fits, key=lambda found: found[1])[0]
 
-        return keep(f"judgments-{k}-{n_common}", Voices, fit)
+        return single if k == 1 else keep(f"judgments-{k}", Voices, fit)
 
-    def largest() -> tuple[Voices, Voices]:
-        voices = fitted(size, 0, single.theta[:, 0], RESTARTS) if size > 1 else single
-        return voices, fitted(size, N_COMMON, voices.theta if size > 1 else single.theta[:, 0])
-
-    start, smaller = single.theta[:, 0], history_sizes(size)[1:-1]
     task.watcher.choosing("temperature")
-    fits: list[Any] = [largest, task.baselines, partial(search.validated, size, penalties)]
-    fits += [partial(fitted, 1, N_COMMON, start), *(partial(fitted, k, 0, start) for k in smaller)]
-    (voices, common), baselines, (temperature, model), common_single, *mixtures = task.in_parallel(fits)
+    smaller = [partial(fitted, k) for k in history_sizes(size)[1:-1]]
+    fits: list[Any] = [partial(fitted, size, RESTARTS), task.baselines, partial(search.validated, size, penalties)]
+    voices, baselines, (temperature, model, latents), *mixtures = task.in_parallel([*fits, *smaller])
     history, free = list[Any](), Members(single.theta, single.shares)
 
     def as_members(voices: Voices, *, bound: float) -> Members:
@@ -519,9 +515,11 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
-    models = {"voices": common, "one reward": single, "one reward and common parts": common_single}
+    models = {
+        name: asdict(one.with_deviations(*latents[name])) for name, one in zip(MODELS, (voices, single), strict=True)
+    }
     result = Fitted(members, 1.0 if policy else temperature, baselines, unbounded, history, "judgments")
-    return replace(result, choice_model=model, models={name: asdict(one) for name, one in models.items()})
+    return replace(result, choice_model=model, models=models)
 
 
 @dataclass(frozen=True, eq=False)
@@ -552,7 +550,7 @@ class VoicesSearch:
         """Return one reward for everyone, fitted without the validation prompts."""
         key = 1, strength, part
         if key not in self.fits:
-            self.fits[key] = fit_voices(self.parts[part][0], 1, 0, Penalties(strength, 0.0, strength))[0]
+            self.fits[key] = fit_voices(self.parts[part][0], 1, Penalties(strength, 0.0, strength))[0]
         return self.fits[key]
 
     def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
@@ -570,7 +568,7 @@ class VoicesSearch:
             key = k, penalties, number
             if key not in self.fits:
                 start = self.single(number, penalties.single).theta[:, 0]
-                self.fits[key] = fit_voices(learn, k, 0, penalties, start, seed=seed)[0]
+                self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)[0]
             fits.append(self.fits[key])
         return fits
 
@@ -607,42 +605,39 @@ class VoicesSearch:
 
         return min(k for k in found if as_good(k))
 
-    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel]:
-        """Return the temperature, and what choices say of a person, chosen on the first validation fold.
+    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel, dict[str, tuple[float, float]]]:
+        """Return the temperature, what choices say of a person, and factor and τ of each model, chosen on one fold.
 
-        A person's choices count if the mixture predicts these judgments better than one reward with common parts.
+        A person's choices count if the mixture predicts these judgments better than one reward.
         """
-        task, (learn, check) = self.task, self.parts[0]
+        task, (_, check) = self.task, self.parts[0]
         single = self.single(0, penalties.single)
         voices = self.learned(k, penalties)[0] if k > 1 else single
         members = Members(voices.theta, voices.shares)
         if task.options.level == "vote":
             members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
-        if k == 1:
-            return temperature, ChoiceModel()
-
-        def log_likelihood(start: Voices) -> FloatArray:
-            fit = partial(fit_voices, learn, start.k, N_COMMON, penalties, start.theta, seed=task.options.seed)
-            return fit()[0].by_group(check)
-
-        gain = gain_of(log_likelihood(voices), [single.by_group(check), log_likelihood(single)], check)
-        return temperature, ChoiceModel(VOICES_SHARE, source="voices") if gain.low > 0 else ChoiceModel()
+        chosen = {name: one.best_deviations(check) for name, one in zip(MODELS, (voices, single), strict=True)}
+        of_voices, of_single = (
+            one.with_deviations(*chosen[name]).by_group(check)
+            for name, one in zip(MODELS, (voices, single), strict=True)
+        )
+        convincing = gain_of(of_voices, of_single, check).low > 0
+        return temperature, ChoiceModel(VOICES_SHARE, source="voices") if convincing else ChoiceModel(), chosen
 
 
 # --- the test of voices -----------------------------------------------------------------------------------------------
 
 
-def gain_of(voices: FloatArray, singles: Sequence[FloatArray], texts: RankedTexts) -> Interval:
-    """Return how much better a mixture predicts judgments than the best single reward, per judgment, by prompt.
+def gain_of(voices: FloatArray, single: FloatArray, texts: RankedTexts) -> Interval:
+    """Return how much better a mixture predicts judgments than one reward, per judgment, with an interval by prompt.
 
     Args:
         voices: log P of each group by the mixture, ``(n_groups,)``.
-        singles: the same by each single reward.
+        single: the same by one reward.
         texts: the judgments.
     """
-    best = max(singles, key=lambda one: float(one.sum()))
-    per_judgment = ((voices - best) / texts.judgments_of_group)[texts.group_of_judgment]
+    per_judgment = ((voices - single) / texts.judgments_of_group)[texts.group_of_judgment]
     prompt = texts.prompt_of_group[texts.group_of_judgment]
     return clustered_interval(per_judgment, prompt, min_clusters=ENOUGH_CLUSTERS)
 
@@ -652,8 +647,8 @@ def judgment_figures(
 ) -> JudgmentFigures:
     """Measure the models of the test of voices on judgments.
 
-    A single reward with people of different decisiveness, and with what a group has in common, explains all that does
-    not need different preferences. So a mixture of rewards with the same two must predict better than it.
+    One reward with people of different decisiveness, and with deviations common to a group, explains all that does not
+    need different preferences. So a mixture of rewards with the same two must predict better than it.
 
     Args:
         models: the arrays of ``MODELS``.
@@ -662,12 +657,16 @@ def judgment_figures(
         inputs: of the texts, ``(n_items, d)``.
     """
     texts = RankedTexts.of(judgments.unlinked(), items, inputs)
-    voices, *singles = (Voices(**models[name]).by_group(texts) for name in MODELS)
+    voices, single = (_restored(models[name]).by_group(texts) for name in MODELS)
     return JudgmentFigures(
         n=judgments.n,
         prompts=judgments.n_prompts,
         log_likelihood=float(voices.sum()) / judgments.n,
         uniform=sum(shape.uniform() for shape in texts.shapes) / judgments.n,
-        best_single=max(float(one.sum()) for one in singles) / judgments.n,
-        gain=gain_of(voices, singles, texts),
+        best_single=float(single.sum()) / judgments.n,
+        gain=gain_of(voices, single, texts),
     )
+
+
+def _restored(arrays: Mapping[str, npt.NDArray[Any]]) -> Voices:
+    return Voices(arrays["theta"], arrays["shares"], arrays["factor_shares"], float(arrays["deviation"]))
