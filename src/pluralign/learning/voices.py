@@ -15,13 +15,15 @@ The test of voices asks whether people differ. Features miss a part of what make
 the same for everyone who judged it. A mixture gains by explaining it, although nobody differs. So the test gives both
 the mixture and one reward latent deviations u of responses, common to a group g of people who judged the same ones:
 
-    P(g) = E_u Π_{i in g} P(rankings of i | rewards + u),   u of each response ~ N(0, τ²).
+    P(g) = E_u Π_{i in g} P(rankings of i | rewards + u),   u of each response ~ N(0, τ²),
+
+by importance sampling around the mode.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -235,6 +237,21 @@ class RankedTexts:
         return np.bincount(self.group_of_judgment, minlength=len(self.prompt_of_group))
 
     @cached_property
+    def prompt_and_place(self) -> tuple[IntArray, IntArray]:
+        """Prompt of each text, and its place among the texts of the prompt, ``(n_texts,)`` each."""
+        counts = np.diff(np.append(self.first, len(self.inputs)))
+        prompt = np.repeat(np.arange(len(counts)), counts)
+        return prompt, np.arange(len(prompt)) - self.first[prompt]
+
+    @cached_property
+    def group_of_text(self) -> IntArray:
+        """Group of the people who ranked each text, ``(n_texts,)``."""
+        group = np.zeros(len(self.inputs), dtype=np.int64)
+        for shape in self.shapes:
+            group[shape.texts] = self.group[self.person[shape.rankings]]
+        return group
+
+    @cached_property
     def scatter(self) -> sparse.csr_matrix:
         """Sums values of the entries of all blocks by text, ``(n_texts, n_entries)``."""
         text = [texts.ravel() for shape in self.shapes for _, texts in shape.blocks()]
@@ -254,12 +271,21 @@ class RankedTexts:
 # --- the mixture ------------------------------------------------------------------------------------------------------
 
 
-DRAWS, FEW_DRAWS = 128, 32
-"""Random draws of deviations that a group is averaged over, to measure and to choose."""
-SPREADS = (0.0, 0.3, 0.6, 1.0, 1.5)
-"""Values of τ to choose from."""
-SCALES = (1.0, 1.15, 1.3)
-"""Factors of rewards to choose from with τ: without deviations, fitted rewards are too small."""
+DRAWS, WIDER = 64, 1.2
+"""Draws of deviations that a group is averaged over, and how much wider they spread than the posterior."""
+MODE_STEPS = 10
+"""L-BFGS iterations to the most likely deviations."""
+PROBE = 0.05
+"""Step that measures the curvature."""
+
+
+Nuisances: TypeAlias = tuple[float, float, float]
+"""What the test of voices adds to a mixture: a factor of rewards, the spread σ of log T (normal), and τ."""
+NUISANCES: Nuisances = (1.0, 0.8, 0.6)
+"""Where their search starts."""
+NUISANCE_STEPS, NUISANCE_JUDGMENTS = 45, 600
+"""Values that are tried, and the judgments of validation prompts that decide."""
+QUADRATURE = np.polynomial.hermite_e.hermegauss(3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +297,9 @@ class Voices:
     shares: FloatArray
     """π, ``(k,)``."""
     factor_shares: FloatArray
-    """κ, ``(len(FACTORS),)``."""
+    """κ, ``(n_T,)``."""
+    factors: FloatArray = field(default_factory=lambda: np.array(FACTORS))
+    """Values of T, ``(n_T,)``."""
     deviation: float = 0.0
     """τ, the spread of what the features miss."""
 
@@ -280,27 +308,87 @@ class Voices:
         """Number of members."""
         return len(self.shares)
 
-    def with_deviations(self, scale: float, deviation: float) -> "Voices":
-        """Return the mixture with rewards times ``scale``, and τ."""
-        return replace(self, theta=self.theta * scale, deviation=deviation)
+    def with_nuisances(self, found: Nuisances) -> "Voices":
+        """Return the mixture with rewards times a factor, log T ~ N(0, σ²) by Gauss–Hermite quadrature, and τ."""
+        scale, sigma, tau = found
+        nodes, weights = QUADRATURE
+        factors, shares = np.exp(sigma * nodes), weights / weights.sum()
+        return replace(self, theta=self.theta * scale, factors=factors, factor_shares=shares, deviation=tau)
 
-    def best_deviations(self, texts: RankedTexts) -> tuple[float, float]:
-        """Return the factor of rewards and the τ with the highest log likelihood of judgments."""
+    def by_group(self, texts: RankedTexts) -> FloatArray:
+        """Return log P of each group, ``(n_groups,)``."""
+        if self.deviation:
+            return _Deviations.of(self, texts).by_group()
+        return self.given(texts, np.zeros((len(texts.inputs), 1)))[1]
 
-        def log_likelihood(scale: float, deviation: float) -> float:
-            return float(self.with_deviations(scale, deviation).by_group(texts, FEW_DRAWS).sum())
-
-        scale = SCALES[0]
-        deviation = max(SPREADS, key=partial(log_likelihood, scale))
-        return max(SCALES, key=lambda one: log_likelihood(one, deviation)), deviation
-
-    def by_group(self, texts: RankedTexts, draws: int = DRAWS) -> FloatArray:
-        """Return log P of each group, over the same random deviations u for all mixtures, ``(n_groups,)``."""
-        x, n = texts.inputs, draws if self.deviation else 1
-        normal = random_stream(0, DEVIATIONS).standard_normal((len(x), n)).astype(x.dtype)
-        found = _Hypotheses.of(texts, x @ self.theta.astype(x.dtype), np.float32(self.deviation) * normal)
+    def given(
+        self, texts: RankedTexts, deviations: FloatArray, log_draws: FloatArray | None = None
+    ) -> tuple["_Hypotheses", FloatArray, FloatArray]:
+        """Return hypotheses with given deviations ``(n_texts, n_draws)``, log P of groups and posteriors of persons."""
+        x = texts.inputs
+        hypotheses = _Hypotheses.of(texts, x @ self.theta.astype(x.dtype), deviations.astype(x.dtype), self.factors)
         shares = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares))
-        by_group: FloatArray = found.posterior(*shares)[0]
+        return hypotheses, *hypotheses.posterior(next(shares), next(shares), log_draws)
+
+
+@dataclass(frozen=True, eq=False)
+class _Deviations:
+    """The posterior of deviations u of all texts, as a normal distribution around its mode (Laplace)."""
+
+    voices: Voices
+    texts: RankedTexts
+    mode: FloatArray
+    """``(n_texts,)``."""
+    factor: FloatArray
+    """Cholesky factor of the inverse covariance by prompt, ``(n_prompts, m, m)``, with 1 where there is no text."""
+
+    @classmethod
+    def of(cls, voices: Voices, texts: RankedTexts) -> "_Deviations":
+        """Find the mode and the curvature there."""
+        precision = voices.deviation**-2
+
+        prompt, place = texts.prompt_and_place
+        m, n_prompts = int(place.max(initial=-1)) + 1, len(texts.first)
+        there, diagonal = np.ones((n_prompts, m)), np.arange(m)
+        there[prompt, place] = precision
+
+        def slope(u: FloatArray) -> tuple[float, FloatArray]:
+            hypotheses, total, posterior = voices.given(texts, u[:, None])
+            gradient = np.asarray(hypotheses.gradient(posterior).sum(axis=1), dtype=np.float64)
+            return float(total.sum()) - 0.5 * precision * float(u @ u), gradient - precision * u
+
+        def loss(u: FloatArray) -> tuple[float, FloatArray]:
+            value, gradient = slope(u)
+            return -value, -gradient
+
+        found = minimize(
+            loss, np.zeros(len(texts.inputs)), jac=True, method="L-BFGS-B", options={"maxiter": MODE_STEPS}
+        )
+        mode, at_mode = found.x, slope(found.x)[1]
+        columns = np.zeros((n_prompts, m, m))
+        for column in range(m):  # texts of different prompts are independent, so one of each is moved at a time
+            moved = (place == column).astype(np.float64)
+            columns[prompt, place, column] = (at_mode - slope(mode + PROBE * moved)[1]) / PROBE - precision * moved
+        values, vectors = np.linalg.eigh((columns + columns.transpose(0, 2, 1)) / 2)
+        curvature = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)  # there may be no maximum
+        curvature[:, diagonal, diagonal] += there
+        factor = np.asarray(np.linalg.cholesky(curvature), dtype=np.float64)
+        return cls(voices, texts, mode, factor)
+
+    def by_group(self) -> FloatArray:
+        """Return log P of each group by importance sampling, ``(n_groups,)``."""
+        texts, tau = self.texts, self.voices.deviation
+        prompt, place = texts.prompt_and_place
+        m = self.factor.shape[1]
+        z = random_stream(0, DEVIATIONS).standard_normal((len(texts.first), m, DRAWS))
+        u = WIDER * np.linalg.solve(self.factor.transpose(0, 2, 1), z)[prompt, place] + self.mode[:, None]
+        z = z[prompt, place]
+        log_density = 0.5 * z**2 - 0.5 * (u / tau) ** 2
+        log_density += (np.log(WIDER / tau) - np.log(self.factor[prompt, place, place]))[:, None]
+        log_draws = _sum_by(texts.group_of_text.astype(np.int32), log_density.T, len(texts.prompt_of_group)) - np.log(
+            DRAWS
+        )
+        by_group: FloatArray = self.voices.given(texts, u, log_draws)[1]
         return by_group
 
 
@@ -312,17 +400,19 @@ class _Hypotheses:
     """
 
     texts: RankedTexts
+    factors: FloatArray
+    """Values of T, ``(n_T,)``."""
     rates: list[tuple[Array, Array, Array, Array]]
     """For every T: log rates and rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
 
     @classmethod
-    def of(cls, texts: RankedTexts, members: Array, deviations: Array) -> "_Hypotheses":
+    def of(cls, texts: RankedTexts, members: Array, deviations: Array, factors: FloatArray) -> "_Hypotheses":
         """Return the hypotheses from rewards of texts, ``(n_texts, k)``, and deviations, ``(n_texts, n_draws)``."""
         logs = [
             [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, deviations)]
-            for factor in FACTORS
+            for factor in factors
         ]
-        return cls(texts, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
+        return cls(texts, factors, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
 
     def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
         own, own_rate, shared, shared_rate = self.rates[factor]
@@ -332,8 +422,16 @@ class _Hypotheses:
         alone = texts[shape.alone]
         return rate, own[:, alone].sum(axis=1)[:, None] + shared[:, alone].sum(axis=1)[None]
 
-    def posterior(self, log_shares: FloatArray, log_factors: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return log P of each group, and the posterior of each person, ``(k, n_draws, n_T, n)``."""
+    def posterior(
+        self, log_shares: FloatArray, log_factors: FloatArray, log_draws: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return log P of each group, and the posterior of each person, ``(k, n_draws, n_T, n)``.
+
+        Args:
+            log_shares: log π, ``(k,)``.
+            log_factors: log κ, ``(n_T,)``.
+            log_draws: log weight of each draw of deviations for each group, ``(n_draws, n_groups)``. None for one draw.
+        """
         texts, n_draws = self.texts, len(self.rates[0][2])
         likelihood = np.zeros((len(log_shares), n_draws, len(log_factors), len(texts)))
         for factor in range(len(log_factors)):
@@ -344,7 +442,9 @@ class _Hypotheses:
         joint = _sum_by(texts.person, likelihood, len(texts.group))
         joint += (log_shares[:, None, None] + log_factors)[..., None]
         of_person = _log_sum(joint, (0, 2))
-        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) - np.log(n_draws)
+        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) + (
+            0.0 if log_draws is None else log_draws
+        )
         total = _log_sum(of_groups, (0,))
         joint += ((of_groups - total)[:, texts.group] - of_person)[None, :, None]
         return total, np.exp(joint, out=joint)
@@ -353,7 +453,7 @@ class _Hypotheses:
         """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``."""
         texts, k = self.texts, len(posterior)
         entries = np.zeros((k, texts.scatter.shape[1]), dtype=np.float32)
-        for number, factor in enumerate(FACTORS):
+        for number, factor in enumerate(self.factors):
             of_persons, row = np.asarray(posterior[:, :, number] / factor, dtype=np.float32), 0
             for shape in texts.shapes:
                 for rankings, of_block in shape.blocks():
@@ -428,7 +528,7 @@ def fit_voices(
         weights, *logits = unpack(values)
         rewards = x @ weights.astype(x.dtype)
         members = rewards[:, :1] + rewards[:, 1:] if n_own else rewards
-        hypotheses = _Hypotheses.of(texts, members, no_deviations)
+        hypotheses = _Hypotheses.of(texts, members, no_deviations, np.array(FACTORS))
         total, posterior = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
         of_texts = hypotheses.gradient(posterior)
         both = np.column_stack([of_texts.sum(axis=1), of_texts]) if n_own else of_texts
@@ -445,6 +545,25 @@ def fit_voices(
     return Voices(theta, *(softmax(one) for one in logits)), float(found.fun)
 
 
+def best_nuisances(fits: Sequence[tuple[Voices, RankedTexts]]) -> Nuisances:
+    """Return the nuisances with the highest log likelihood of judgments.
+
+    Args:
+        fits: mixtures, each with judgments on prompts that it was fitted without.
+    """
+
+    def values(logs: FloatArray) -> Nuisances:
+        scale, sigma, tau = np.exp(np.clip(logs, -4, 3)).tolist()
+        return scale, sigma, tau
+
+    def loss(logs: FloatArray) -> float:
+        return -float(sum(one.with_nuisances(values(logs)).by_group(texts).sum() for one, texts in fits))
+
+    start = np.log(NUISANCES)
+    options = {"maxfev": NUISANCE_STEPS, "initial_simplex": np.vstack([start, start + 0.5 * np.eye(3)])}
+    return values(minimize(loss, start, method="Nelder-Mead", options=options).x)
+
+
 # --- the fit of an ensemble: choose on validation prompts, fit every size, fit the models of the test of voices -------
 
 
@@ -456,7 +575,7 @@ AT_ONCE = 2
 """Strengths that are tried side by side. The search ends when none of them is better than the best one before."""
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
-MANY_PROMPTS = 200
+MANY_PROMPTS = 500
 RESTARTS = 2
 """Random starts of the final fit. The one with the lowest minimum is kept."""
 MODELS = ("voices", "one reward")
@@ -516,7 +635,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
     models = {
-        name: asdict(one.with_deviations(*latents[name])) for name, one in zip(MODELS, (voices, single), strict=True)
+        name: asdict(one.with_nuisances(latents[name])) for name, one in zip(MODELS, (voices, single), strict=True)
     }
     result = Fitted(members, 1.0 if policy else temperature, baselines, unbounded, history, "judgments")
     return replace(result, choice_model=model, models=models)
@@ -605,24 +724,33 @@ class VoicesSearch:
 
         return min(k for k in found if as_good(k))
 
-    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel, dict[str, tuple[float, float]]]:
+    def nuisance_texts(self) -> list[RankedTexts]:
+        """Return judgments on some validation prompts of each fold, ``NUISANCE_JUDGMENTS`` in all."""
+        texts, most = [], NUISANCE_JUDGMENTS // len(self.parts)
+        for _, fold in zip(self.parts, self.task.folds, strict=False):
+            prompts = np.unique(self.task.train.prompt[fold])
+            counts = np.cumsum(np.bincount(self.judgments.prompt, minlength=prompts.max() + 1)[prompts])
+            few = prompts[: max(int(np.searchsorted(counts, most)), 1)]
+            texts.append(self.texts(np.isin(self.task.train.prompt, few)))
+        return texts
+
+    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel, dict[str, Nuisances]]:
         """Return the temperature, what choices say of a person, and factor and τ of each model, chosen on one fold.
 
         A person's choices count if the mixture predicts these judgments better than one reward.
         """
-        task, (_, check) = self.task, self.parts[0]
-        single = self.single(0, penalties.single)
-        voices = self.learned(k, penalties)[0] if k > 1 else single
-        members = Members(voices.theta, voices.shares)
+        task, checks = self.task, self.nuisance_texts()
+        singles = [self.single(part, penalties.single) for part in range(len(checks))]
+        voices = self.learned(k, penalties) if k > 1 else singles
+        members = Members(voices[0].theta, voices[0].shares)
         if task.options.level == "vote":
             members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
-        chosen = {name: one.best_deviations(check) for name, one in zip(MODELS, (voices, single), strict=True)}
-        of_voices, of_single = (
-            one.with_deviations(*chosen[name]).by_group(check)
-            for name, one in zip(MODELS, (voices, single), strict=True)
-        )
-        convincing = gain_of(of_voices, of_single, check).low > 0
+        chosen, found = dict[str, Nuisances](), list[FloatArray]()
+        for name, fits in zip(MODELS, (voices, singles), strict=True):
+            chosen[name] = best_nuisances(list(zip(fits, checks, strict=True)))
+            found.append(fits[0].with_nuisances(chosen[name]).by_group(self.parts[0][1]))
+        convincing = gain_of(found[0], found[1], self.parts[0][1]).low > 0
         return temperature, ChoiceModel(VOICES_SHARE, source="voices") if convincing else ChoiceModel(), chosen
 
 
@@ -669,4 +797,6 @@ def judgment_figures(
 
 
 def _restored(arrays: Mapping[str, npt.NDArray[Any]]) -> Voices:
-    return Voices(arrays["theta"], arrays["shares"], arrays["factor_shares"], float(arrays["deviation"]))
+    return Voices(
+        arrays["theta"], arrays["shares"], arrays["factor_shares"], arrays["factors"], float(arrays["deviation"])
+    )
