@@ -283,7 +283,7 @@ Nuisances: TypeAlias = tuple[float, float, float]
 """What the test of voices adds to a mixture: a factor of rewards, the spread σ of log T (normal), and τ."""
 NUISANCES: Nuisances = (1.0, 0.8, 0.6)
 """Where their search starts."""
-NUISANCE_STEPS, NUISANCE_JUDGMENTS = 45, 600
+NUISANCE_STEPS, NUISANCE_JUDGMENTS = 36, 500
 """Values that are tried, and the judgments of validation prompts that decide."""
 QUADRATURE = np.polynomial.hermite_e.hermegauss(3)
 
@@ -572,7 +572,7 @@ STRENGTHS = (0.15, 0.06, 0.025, 0.01, 0.004, 0.0015, 0.0006, 0.0002)
 LOOSER = 3.0
 """λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
 AT_ONCE = 2
-"""Strengths that are tried side by side. The search ends when none of them is better than the best one before."""
+"""Strengths that are tried side by side. The search ends when the last one is not the best so far."""
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
 MANY_PROMPTS = 500
@@ -675,7 +675,7 @@ class VoicesSearch:
     def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
         """Return the strength with the highest log likelihood, tried from the strongest on."""
         found: list[float] = []
-        while len(found) < len(STRENGTHS) and int(np.argmax(found or [0])) >= len(found) - AT_ONCE:
+        while len(found) < len(STRENGTHS) and (not found or int(np.argmax(found)) == len(found) - 1):
             tried = STRENGTHS[len(found) : len(found) + AT_ONCE]
             found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
         return STRENGTHS[int(np.argmax(found))]
