@@ -223,7 +223,8 @@ def test_long_texts_are_sampled_and_other_figures_use_all_votes(
         return trait_values(prompts, responses)
 
     monkeypatch.setattr(leans, "trait_values", counted)
-    some = page_json(ensemble, held_out, max_characters=20_000)
+    monkeypatch.setattr("pluralign.server.page.MAX_CHARACTERS", 20_000)
+    some = page_json(ensemble, held_out)
     assert 10_000 < characters <= 20_000
     votes = held_out.preferences
     assert 1 < some["read"]["prompts"] < some["read"]["of"] == len(votes.prompts)
