@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import fit, town_hall
-from pluralign.server.batching import Batcher, QueueFullError
+from pluralign.server.batching import Batcher
 from pluralign.server.limits import Limits
 from pluralign.votes.prompts import Item
 
@@ -108,26 +108,6 @@ def test_the_cache_evicts_the_least_recently_used() -> None:
 
     with_batcher(score, use, remembered=2)
     assert score.scored == ["one", "two", "three", "two"]
-
-
-def test_a_full_queue_raises_until_it_is_shorter() -> None:
-    score = Scorer()
-    score.go.clear()
-
-    async def use(used: Batcher) -> Rewards:
-        running = asyncio.create_task(used.rewards(items("running")))
-        await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(used.rewards(items("a", "b", "c")))
-        await asyncio.sleep(0)
-        assert used.waiting == 3
-        with pytest.raises(QueueFullError, match="try again in 1 s"):
-            await used.rewards(items("d", "e"))
-        assert used.waiting == 3
-        score.go.set()
-        await asyncio.gather(running, waiting)
-        return await used.rewards(items("d", "e"))
-
-    assert len(with_batcher(score, use, queue_texts=4)) == 2
 
 
 def test_texts_of_cancelled_requests_are_not_scored() -> None:

@@ -11,7 +11,7 @@ import os
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,7 +28,7 @@ from pluralign.ensemble.record import worse_than_chance
 from pluralign.measuring import verdicts
 from pluralign.measuring.camps import CampStudy
 from pluralign.measuring.cards import load_descriptions
-from pluralign.measuring.evaluate import evaluate
+from pluralign.measuring.evaluate import evaluate_held_out
 from pluralign.measuring.individuals import load_representation
 from pluralign.measuring.leans import TRAITS
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
@@ -79,8 +79,7 @@ def report(
     evaluation = None
     if votes is not None:
         held_out = votes if isinstance(votes, HeldOutVotes) else score_held_out(loaded, as_preferences(votes), progress)
-        evaluation = evaluate(loaded, held_out.preferences, groups=[], all_prompts=True, seed=options.seed)
-        evaluation = replace(evaluation, left_out=held_out.left_out)
+        evaluation = evaluate_held_out(loaded, held_out, options.seed)
     elif folder is not None:
         held_out = load_held_out(folder, loaded)
     else:
