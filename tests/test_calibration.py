@@ -263,10 +263,6 @@ def test_disagreement_is_the_probability_that_a_random_annotator_differs_from_th
     assert disagreement([float(row[0]) for row in votes], prob_a) == pytest.approx(expected[0])
 
 
-def test_a_reward_that_always_ties_is_at_chance_level() -> None:
-    assert disagreement([0.5, 0.5, 0.5], [0.0, 0.5, 0.9]) == pytest.approx(0.5)
-
-
 def test_outliers_lie_strictly_above_the_scaled_minimum() -> None:
     assert outliers([0.25, 0.5, 0.625, 0.75], beta=2.0, gamma=0.125, minimum=0.25).tolist() == [False] * 3 + [True]
 

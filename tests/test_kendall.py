@@ -25,11 +25,7 @@ from pluralign.theory.kendall import (
 )
 
 Rewards = npt.NDArray[np.float64]
-TIED = arrays(
-    np.float64,
-    st.tuples(st.integers(2, 12), st.integers(1, 4)),
-    elements=st.integers(-3, 3).map(float),
-)
+TIED = arrays(np.float64, st.tuples(st.integers(2, 12), st.integers(1, 4)), elements=st.integers(-3, 3).map(float))
 
 
 def by_scipy(rewards: Rewards) -> Rewards:

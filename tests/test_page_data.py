@@ -344,21 +344,6 @@ def test_each_steering_pair_has_the_largest_gain(seed: int) -> None:
         assert information(chance[chosen[: n + 1]], weights) == pytest.approx(max(gains))
 
 
-@given(st.integers(0, 10_000))
-def test_steering_pairs_do_not_depend_on_the_order_of_responses_or_members(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    chance, weights = random.uniform(0.05, 0.95, (20, 4)), random.dirichlet(np.ones(4))
-    chosen = most_informative(chance, weights, np.arange(20), 3)
-    assert most_informative(1 - chance, weights, np.arange(20), 3) == chosen
-    assert most_informative(chance[:, ::-1], weights[::-1], np.arange(20), 3) == chosen
-
-
-def test_a_prompt_has_at_most_one_steering_pair() -> None:
-    chance = np.random.default_rng(0).uniform(0.05, 0.95, (6, 2))
-    chosen = most_informative(chance, np.array([0.5, 0.5]), np.array([0, 0, 0, 1, 1, 1]), 6)
-    assert sorted(row // 3 for row in chosen) == [0, 1]
-
-
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 

@@ -197,8 +197,7 @@ def rankings(
         ),
     ],
     k: Annotated[
-        int | None,
-        typer.Option(help="Also draw this many rankings with equal weights (Theorem 2).", min=1, max=10_000),
+        int | None, typer.Option(help="Also draw this many rankings with equal weights (Theorem 2).", min=1, max=10_000)
     ] = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
