@@ -22,8 +22,8 @@ SHARES = np.array([[np.nan, 0.75, 0.8], [0.25, np.nan, 0.5], [0.2, 0.5, np.nan]]
 
 
 KEYS = {
-    *"alternatives pairs realizable exact distance distance_at_least residual rankings".split(),
-    *"weights size_at_most nearest certificate in_words sample".split(),
+    *["alternatives", "pairs", "realizable", "exact", "distance", "distance_at_least", "residual", "rankings"],
+    *["weights", "size_at_most", "nearest", "certificate", "in_words", "sample"],
 }
 
 
