@@ -45,9 +45,11 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = []
     for level, own in evaluation.levels.items():
+        label, judged = _row_name(kind, name, level), level == evaluation.level
         interval = None if math.isnan(own.interval.low) else own.interval
-        about = _row_name(kind, name, level), k, worst, interval, None, level == evaluation.level
-        rows.append(Prediction(*own.scores.values(), *about))
+        rows.append(
+            Prediction(**own.scores, name=label, k=k, worst=worst, interval=interval, difference=None, judged=judged)
+        )
     baselines = dict(evaluation.baselines)
     if not floor_is_compared(evaluation):
         baselines.pop("floor", None)
@@ -56,7 +58,10 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
         others += [(_row_name(one.kind, one.name, reading), other) for reading, other in one.readings.items()]
     for label, other in others:
         gap = None if math.isnan(other.difference.low) else other.difference
-        rows.append(Prediction(*other.scores.values(), label, other.k, other.worst_disagreement, None, gap, False))
+        worst = other.worst_disagreement
+        rows.append(
+            Prediction(**other.scores, name=label, k=other.k, worst=worst, interval=None, difference=gap, judged=False)
+        )
     return sorted(rows, key=lambda row: row.brier)
 
 

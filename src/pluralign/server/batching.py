@@ -5,7 +5,6 @@ scored fails only the requests that contain it.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from collections import OrderedDict
@@ -17,6 +16,7 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.server.limits import Limits
+from pluralign.text.encoders import vector_key
 from pluralign.votes.prompts import Item, text_key
 
 WINDOW_SHARE = 0.1
@@ -79,7 +79,7 @@ class Batcher:
         Raises:
             QueueFullError: if the queue has no room for the new texts.
         """
-        keys = [_key(item) for item in items]
+        keys = [vector_key(text_key(*item)) for item in items]  # digests take little memory
         known = {key: rewards for key in keys if (rewards := self._cached(key)) is not None}
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
         new = [key for key in missing if key not in self._waiting and key not in self._running]
@@ -176,8 +176,3 @@ class Batcher:
                 return [error]
             half = len(items) // 2
             return self._outcomes(items[:half]) + self._outcomes(items[half:])
-
-
-def _key(item: Item) -> bytes:
-    """Return a digest of a text: cached texts then take little memory."""
-    return hashlib.blake2b(text_key(*item).encode(), digest_size=16).digest()
