@@ -7,8 +7,10 @@ import math
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +177,19 @@ def launch(*arguments: str | Path) -> "subprocess.Popen[str]":
         env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         start_new_session=True,
     )
+
+
+def kill_a_worker(launched: "subprocess.Popen[str]", folder: Path, written: str) -> None:
+    """Kill the last of the two processes of ``launch`` once a file like ``written`` is in a folder."""
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(written)):
+        assert launched.poll() is None, launched.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = ["pgrep", "-P", str(launched.pid)]
+    workers = subprocess.run(children, capture_output=True, text=True, check=True).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[-1]), signal.SIGKILL)
 
 
 def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> subprocess.CompletedProcess[str]:

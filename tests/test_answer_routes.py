@@ -368,15 +368,6 @@ def test_the_model_of_a_member_is_its_policy(policy_client: Client) -> None:
     assert consensus["choices"][0]["message"]["content"] == consensus["pluralign"]["consensus"]["text"]
 
 
-def test_draws_of_policies_follow_the_weights_and_the_seed(policy_client: Client) -> None:
-    body = {"model": "town:distributional", "messages": HELLO, "n": 60, "seed": 4}
-    first, again = (policy_client.json("/v1/chat/completions", body)["choices"] for _ in range(2))
-    assert first == again
-    texts = [choice["message"]["content"] for choice in first]
-    assert len(texts) == 60
-    assert np.array([texts.count(OWN[j]) / 60 for j in OWN]) == pytest.approx(THREE.weights, abs=0.2)
-
-
 def test_candidates_of_a_request_are_chosen_from_without_policies(policy_client: Client) -> None:
     found = policy_client.json("/v1/answer", {"prompt": "Tea?", "candidates": ["Yes.", "No?"]})
     assert found["written"] == []

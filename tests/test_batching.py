@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import fit, town_hall
-from pluralign.server.batching import Batcher, QueueFullError
+from pluralign.server.batching import Batcher
+from pluralign.server.limits import Limits
 from pluralign.votes.prompts import Item
 
 Rewards = npt.NDArray[np.float64]
@@ -46,7 +47,7 @@ def items(*responses: str) -> list[Item]:
 
 def with_batcher(score: Scorer, use: Callable[[Batcher], Awaitable[Any]], **changes: Any) -> Any:
     async def run() -> Any:
-        used = Batcher(score, **({"texts": 64, "wait": 0.01, "queue": 1000, "remember": 100} | changes))
+        used = Batcher(score, Limits(**({"batch_wait": 0.01, "queue_texts": 1000, "remembered": 100} | changes)))
         try:
             return await use(used)
         finally:
@@ -69,7 +70,7 @@ def test_concurrent_requests_form_one_batch() -> None:
 
 def test_batches_have_a_maximum_size_and_keep_the_order() -> None:
     score = Scorer()
-    with_batcher(score, lambda used: used.rewards(items(*map(str, range(10)))), texts=4)
+    with_batcher(score, lambda used: used.rewards(items(*map(str, range(10)))), batch_texts=4)
     assert [[text for _, text in batch] for batch in score.batches] == [list("0123"), list("4567"), list("89")]
 
 
@@ -105,28 +106,8 @@ def test_the_cache_evicts_the_least_recently_used() -> None:
             assert (await used.rewards(items(response)))[0].tolist() == [len(response), 4]
         assert {type(rewards) for rewards in used._cache.values()} == {bytes}, "a row of an array would keep its batch"
 
-    with_batcher(score, use, remember=2)
+    with_batcher(score, use, remembered=2)
     assert score.scored == ["one", "two", "three", "two"]
-
-
-def test_a_full_queue_raises_until_it_is_shorter() -> None:
-    score = Scorer()
-    score.go.clear()
-
-    async def use(used: Batcher) -> Rewards:
-        running = asyncio.create_task(used.rewards(items("running")))
-        await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(used.rewards(items("a", "b", "c")))
-        await asyncio.sleep(0)
-        assert used.waiting == 3
-        with pytest.raises(QueueFullError, match="try again in 1 s"):
-            await used.rewards(items("d", "e"))
-        assert used.waiting == 3
-        score.go.set()
-        await asyncio.gather(running, waiting)
-        return await used.rewards(items("d", "e"))
-
-    assert len(with_batcher(score, use, queue=4)) == 2
 
 
 def test_texts_of_cancelled_requests_are_not_scored() -> None:
@@ -172,7 +153,7 @@ def test_a_batch_waits_for_the_batch_window() -> None:
         await asyncio.sleep(0.02)
         await asyncio.gather(first, used.rewards(items("second")))
 
-    with_batcher(score, use, texts=2, wait=60.0)
+    with_batcher(score, use, batch_texts=2, batch_wait=60.0)
     assert [len(batch) for batch in score.batches] == [2]
 
 
@@ -183,7 +164,7 @@ def test_the_batch_window_is_at_most_a_tenth_of_the_last_batch() -> None:
         for response in ("first", "second", "third"):
             await asyncio.wait_for(used.rewards(items(response)), 10)
 
-    with_batcher(score, use, wait=60.0)
+    with_batcher(score, use, batch_wait=60.0)
     assert score.scored == ["first", "second", "third"]
 
 
@@ -196,7 +177,7 @@ def test_a_full_batch_does_not_wait() -> None:
         await asyncio.gather(*(used.rewards(items(str(n), "b")) for n in range(3)))
         return time.perf_counter() - started
 
-    assert with_batcher(score, use, texts=4, wait=60.0) < 10
+    assert with_batcher(score, use, batch_texts=4, batch_wait=60.0) < 10
 
 
 @given(
@@ -209,7 +190,7 @@ def test_batching_does_not_change_rewards(asked: list[list[str]], texts: int) ->
     async def use(used: Batcher) -> list[Rewards]:
         return await asyncio.gather(*(used.rewards(items(*responses)) for responses in asked))
 
-    for responses, found in zip(asked, with_batcher(score, use, texts=texts, wait=0.0), strict=True):
+    for responses, found in zip(asked, with_batcher(score, use, batch_texts=texts, batch_wait=0.0), strict=True):
         np.testing.assert_array_equal(found, score(items(*responses)))
 
 

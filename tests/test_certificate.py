@@ -246,8 +246,7 @@ def test_certify_shows_whether_each_theorem_is_informative(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "match"),
-    [("epsilon", 0.0, "epsilon"), ("delta", 1.0, "delta"), ("beta", 1.0, "at least 2")],
+    ("option", "value", "match"), [("epsilon", 0.0, "epsilon"), ("delta", 1.0, "delta"), ("beta", 1.0, "at least 2")]
 )
 def test_parameters_outside_their_range_are_rejected(
     held_out: HeldOutVotes, option: str, value: float, match: str

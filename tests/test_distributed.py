@@ -1,16 +1,12 @@
 """Several processes that hold a part of the features each fit the same ensemble as one process."""
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import launch, run
+from conftest import kill_a_worker, launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,14 +108,7 @@ def test_a_killed_fit_with_stored_features_resumes_after_its_last_step(tmp_path:
     fit_it = ("fit", votes, *FIT, "--features", features)
     alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, target="mixture", features=str(features))
     first = launch(*fit_it, "-o", tmp_path / "two")
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "two").glob(".unfinished-*/baselines.safetensors")):
-        assert first.poll() is None, first.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True).stdout.split()
-    assert len(workers) == 2
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    kill_a_worker(first, tmp_path / "two", ".unfinished-*/baselines.safetensors")
     assert first.communicate(timeout=120)[0] == ""
     assert first.returncode != 0
     assert not (tmp_path / "two" / "ensemble.json").exists()

@@ -8,10 +8,8 @@ import math
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, launch, run, run_process
+from conftest import WriteLines, kill_a_worker, launch, run, run_process
 from safetensors.numpy import load_file
 from tiny import camp_votes, two_camps, write_backbone, write_sentence_encoder
 
@@ -285,14 +283,7 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
     alone = run_process(*fit_it, "-o", tmp_path / "one")
     assert alone.returncode == 0, alone.stderr
     first = launch(*fit_it, "-o", tmp_path / "two")
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "two").glob(".unfinished-*/training-joint/checkpoint-*/complete.json")):
-        assert first.poll() is None, first.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True).stdout.split()
-    assert len(workers) == 2
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    kill_a_worker(first, tmp_path / "two", ".unfinished-*/training-joint/checkpoint-*/complete.json")
     out, _ = first.communicate(timeout=120)
     if first.returncode == 0:  # it was done before the kill
         pytest.fail("the worker was not killed in time: make the fit longer")

@@ -157,20 +157,6 @@ def test_a_finished_file_does_not_load_the_model(tmp_path: Path) -> None:
     assert not again.prepared
 
 
-def test_a_killed_run_keeps_its_finished_prompts(out: Path) -> None:
-    class Killed(Script):
-        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-            if prompt == PROMPTS[1]:
-                raise KeyboardInterrupt
-            return super().sample(prompt, n, options, seed)
-
-    with pytest.raises(KeyboardInterrupt):
-        generate(PROMPTS, out, Killed(["yes", "no"]), 2)
-    assert [line["prompt"] for line in lines(out)] == PROMPTS[:1]
-    done = generate(PROMPTS, out, Script(["yes", "no"]), 2)
-    assert (done.resumed, done.lines) == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("changes", "was"), [({"n": 3}, "n 2"), ({"temperature": 2.0}, "temperature 1.2"), ({"seed": 4}, "seed 0")]
 )

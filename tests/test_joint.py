@@ -222,13 +222,6 @@ def test_fit_depends_only_on_the_seed() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_swapping_every_pair_turns_predictions_into_one_minus_them() -> None:
-    train, test, _ = population(0)
-    fit, other = fit_joint(train, teacher_of(0), 4), swapped(test, np.ones(len(test), dtype=bool))
-    np.testing.assert_allclose(predicted(fit, other), 1 - predicted(fit, test), atol=1e-12)
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("some", "blend"), [(1.0, FROM_TEACHER), (0.5, FROM_VOTES)])
 def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: Blend) -> None:
     """All pairs swapped: the same problem. Some pairs swapped: other mixtures, so only without a teacher."""

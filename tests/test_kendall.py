@@ -25,11 +25,7 @@ from pluralign.theory.kendall import (
 )
 
 Rewards = npt.NDArray[np.float64]
-TIED = arrays(
-    np.float64,
-    st.tuples(st.integers(2, 12), st.integers(1, 4)),
-    elements=st.integers(-3, 3).map(float),
-)
+TIED = arrays(np.float64, st.tuples(st.integers(2, 12), st.integers(1, 4)), elements=st.integers(-3, 3).map(float))
 
 
 def by_scipy(rewards: Rewards) -> Rewards:
@@ -160,14 +156,3 @@ def test_two_perfectly_calibrated_ensembles_can_have_opposite_members() -> None:
     np.testing.assert_array_equal(matrix, np.full((2, 2), 0.5))  # each agrees with each as often as a coin
     np.testing.assert_array_equal(weight_on_tops(first, half), [0.5, 0, 0, 0.5])  # no first choice in common
     np.testing.assert_array_equal(weight_on_tops(second, half), [0, 0.5, 0.5, 0])
-
-
-@given(SEEDS)
-def test_opposite_members_can_be_exchanged_without_changing_any_share(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    (_, votes), (_, pair), (_, other) = (drawn_votes(random, k) for k in (3, 1, 1))
-    weights, undecided = random.dirichlet(np.ones(3)), random.random()
-    alpha = np.concatenate([(1 - undecided) * weights, [undecided / 2, undecided / 2]])
-    shares = [ensemble_prob(np.hstack([votes, one, 1 - one]), alpha) for one in (pair, other)]
-    np.testing.assert_allclose(shares[0], shares[1])
-    np.testing.assert_allclose(shares[0], undecided / 2 + (1 - undecided) * ensemble_prob(votes, weights))

@@ -209,25 +209,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("encoder") / "tiny-bert")
 
 
-@pytest.fixture(scope="module")
-def fitted(bert: Path) -> RewardEnsemble:
-    votes = town_hall(60).preferences
-    return fit(votes, k=2, encoder=str(bert), surface=False, target="votes")
-
-
 ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]
-
-
-@pytest.mark.slow
-def test_an_encoder_may_be_copied_but_not_changed(fitted: RewardEnsemble, bert: Path, tmp_path: Path) -> None:
-    shutil.copytree(bert, tmp_path / "moved", copy_function=shutil.copyfile)
-    assert isinstance(fitted.features, TextFeatures)
-    moved = replace(fitted, features=replace(fitted.features, encoder=str(tmp_path / "moved")))
-    np.testing.assert_allclose(moved.rewards(ITEMS), fitted.rewards(ITEMS))
-    weights = tmp_path / "moved" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(DataError, match=r"is not the one the ensemble was fitted with; restore the original"):
-        moved.rewards(ITEMS)
 
 
 @pytest.mark.slow

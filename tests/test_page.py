@@ -123,14 +123,7 @@ def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsem
 
 
 def test_an_ensemble_without_figures_is_shown(tab: Tab, address: str) -> None:
-    nothing: dict[str, Any] = {
-        "history": None,
-        "test": None,
-        "votes": None,
-        "worst_group": None,
-        "groups": {},
-        "data": {},
-    }
+    nothing: dict[str, Any] = dict.fromkeys(("history", "test", "votes", "worst_group"))
     nothing |= {"reliability": [], "comparison": [], "verdicts": [], "groups": {}, "data": {}}
     page = tab.open(address + "#calibration", rewrite=lambda data: data | nothing)
     assert "fitted without held-out votes" in page.inner_text("#calibration")

@@ -21,22 +21,10 @@ CYCLE = {"alternatives": ["tea", "coffee", "milk"], "pairs": [[0, 1, 9, 1], [1, 
 SHARES = np.array([[np.nan, 0.75, 0.8], [0.25, np.nan, 0.5], [0.2, 0.5, np.nan]])
 
 
-KEYS = [
-    "alternatives",
-    "pairs",
-    "realizable",
-    "exact",
-    "distance",
-    "distance_at_least",
-    "residual",
-    "rankings",
-    "weights",
-    "size_at_most",
-    "nearest",
-    "certificate",
-    "in_words",
-    "sample",
-]
+KEYS = {
+    *["alternatives", "pairs", "realizable", "exact", "distance", "distance_at_least", "residual", "rankings"],
+    *["weights", "size_at_most", "nearest", "certificate", "in_words", "sample"],
+}
 
 
 def written(folder: Path, content: Any, name: str = "drinks.json") -> Path:
@@ -89,14 +77,11 @@ def test_missing_pairs_are_unknown(tmp_path: Path) -> None:
         (DRINKS | {"alternatives": [str(n) for n in range(51)]}, "the number of alternatives must be 2 to 50, not 51"),
         (DRINKS | {"alternatives": ["tea", "tea", "milk"]}, "two alternatives are named 'tea'"),
         (DRINKS | {"alternatives": ["tea", "", "milk"]}, "an alternative has no name"),
-        (DRINKS | {"alternatives": ["tea", {}, "milk"]}, "an alternative has no name"),
         ('{"alternatives": ["a", "\\ud800"], "pairs": [[0, 1, 1, 1]]}', "unpaired surrogate"),
         (DRINKS | {"pairs": []}, "no two alternatives are compared"),
         (DRINKS | {"pairs": [[0, 1, 1, 1], [0, 1]]}, "entry 2 of pairs: it must be a list of four numbers"),
-        (DRINKS | {"pairs": [[0, 1, "3", 1]]}, "entry 1 of pairs: it must be a list of four numbers"),
         (DRINKS | {"pairs": [[0, 1, True, 1]]}, "entry 1 of pairs: it must be a list of four numbers"),
         (DRINKS | {"pairs": [[0, 3, 1, 1]]}, "entry 1 of pairs: there is no alternative 3; use indices from 0 to 2"),
-        (DRINKS | {"pairs": [[-1, 0, 1, 1]]}, "entry 1 of pairs: there is no alternative -1"),
         (DRINKS | {"pairs": [[0.5, 0, 1, 1]]}, "entry 1 of pairs: there is no alternative 0.5"),
         (DRINKS | {"pairs": [[1, 1, 1, 1]]}, "entry 1 of pairs: alternative 1 is compared with itself"),
         (DRINKS | {"pairs": [[0, 1, -3, 4]]}, "entry 1 of pairs: -3 is not a number of votes"),
@@ -159,7 +144,7 @@ def test_rankings_prints_one_json_object(tmp_path: Path) -> None:
     done = run("rankings", written(tmp_path, DRINKS), "--json", "--seed", "1", "--k", "4")
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
-    assert set(facts) == set(KEYS)
+    assert set(facts) == KEYS
     assert facts["realizable"] is True
     assert facts["exact"] is True
     assert facts["distance"] == 0

@@ -18,13 +18,7 @@ from pluralign.answering import gate as gates
 from pluralign.answering.answer import DRAFTS, choose
 from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
 from pluralign.answering.request import AnswerRequest, Voters
-from pluralign.answering.slate import (
-    NO_MAJORITY,
-    NO_MAJORITY_BY_RULE,
-    instruction,
-    judge_statements,
-    similarity,
-)
+from pluralign.answering.slate import NO_MAJORITY, NO_MAJORITY_BY_RULE, instruction, judge_statements, similarity
 from pluralign.answering.slate import consensus as consensus_of
 from pluralign.answering.slate import slate as slate_of
 from pluralign.cli.render.answers import answer_page

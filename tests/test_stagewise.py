@@ -13,8 +13,7 @@ from simulated import numeric_gradient
 from pluralign.learning.options import Variant
 from pluralign.learning.pairs import Members, hard_votes, solve_weights
 from pluralign.learning.stagewise import squared_loss, stage_target, stages
-from pluralign.theory.calibration import disagreement, sigmoid
-from pluralign.theory.simplex import optimality_gap
+from pluralign.theory.calibration import disagreement
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
@@ -96,24 +95,6 @@ def test_votes_are_signs_and_ties_count_half() -> None:
     difference = np.array([[1.0, 0.0], [-1.0, 2.0], [0.0, 0.0]])
     theta = np.array([[1.0, -3.0], [1.0, 0.0]])
     assert hard_votes(difference, theta).tolist() == [[1.0, 0.0], [1.0, 1.0], [0.5, 0.5]]
-
-
-@given(st.integers(0, 1000), st.floats(0.01, 100))
-def test_votes_swap_with_the_pair_and_ignore_the_scale(seed: int, scale: float) -> None:
-    rng = np.random.default_rng(seed)
-    difference, theta = rng.standard_normal((20, 3)), rng.standard_normal((3, 5))
-    votes = hard_votes(difference, theta)
-    np.testing.assert_array_equal(hard_votes(-difference, theta), 1 - votes)
-    np.testing.assert_array_equal(hard_votes(difference, scale * theta), votes)
-
-
-def test_weights_are_optimal_for_hard_votes() -> None:
-    difference, prob_a = people(3)
-    theta = np.random.default_rng(3).standard_normal((4, 5))
-    weights, prob_hat = solve_weights(difference, theta, prob_a)
-    votes = hard_votes(difference, theta)
-    np.testing.assert_allclose(prob_hat, votes @ weights, atol=1e-12)
-    assert optimality_gap(votes, prob_a, weights) < 1e-6
 
 
 @given(st.integers(0, 1000), st.integers(0, 3))
@@ -206,13 +187,3 @@ def test_no_member_disagrees_more_than_the_bound(variant: Variant) -> None:
         worst = np.max(disagreement(hard_votes(difference, free[-1].theta), prob_a))
         assert worst > 0.42, "the bound is active"
         assert np.max(disagreement(hard_votes(difference, bounded[-1].theta), prob_a)) <= 0.4 + 1 / len(prob_a)
-
-
-def test_one_member_suffices_when_all_people_agree() -> None:
-    rng = np.random.default_rng(6)
-    difference, theta = rng.standard_normal((300, 4)), np.array([2.0, -1.0, 0.5, 0.0])
-    majority = (difference @ theta > 0).astype(float)
-    first, second = stages(difference, majority, 2, l2=1e-4)
-    assert error_of(first, difference, majority) < 0.02
-    assert second.weights[0] > 0.9
-    assert sigmoid(difference @ first.theta[:, 0])[majority == 1].mean() > 0.9

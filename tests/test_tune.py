@@ -535,10 +535,3 @@ def test_the_command_asks_the_server_for_adapters(policies: Path, ensemble_folde
     (one,) = answering(ensemble_folder, policies, "--base-url", server.url, "--mode", "distributional")["answers"]
     assert one["text"].startswith(f"member-{one['member']}")
     assert len(server.requests) == 1
-
-
-def test_the_command_refuses_other_policies_in_one_sentence(policies: Path, tmp_path: Path) -> None:
-    ensemble_of("full stops", "question marks").save(tmp_path)
-    result = run("answer", str(tmp_path), "tea ?", "--policies", str(policies))
-    assert result.returncode == 2
-    assert "its policies were tuned to another ensemble" in result.stderr

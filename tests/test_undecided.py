@@ -78,15 +78,6 @@ def test_an_undecided_share_equals_r_and_minus_r_for_any_r_and_a_constant(seed: 
     np.testing.assert_allclose(found["vote"], by_ties, atol=1e-12)
 
 
-@given(SEEDS)
-def test_r_and_minus_r_disagree_with_people_half_of_the_time_on_average(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    r, p = random.normal(size=30), random.random(30)
-    phi = [np.mean(np.where(sign * r > 0, 1 - p, p)) for sign in (1, -1)]
-    assert sum(phi) == pytest.approx(1.0)
-    assert calibration.disagreement(np.full(30, 0.5), p) == pytest.approx(0.5)
-
-
 # --- Theorem 3 on an explicit ensemble --------------------------------------------------------------------------------
 
 

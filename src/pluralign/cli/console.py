@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
-    from pluralign.ensemble.record import Evaluation, LeftOut
+    from pluralign.ensemble.record import LeftOut
     from pluralign.votes.preferences import PreferenceSet
     from pluralign.votes.raters import RaterVotes
 
@@ -263,33 +262,27 @@ def _note_dropped(preferences: "PreferenceSet") -> None:
 
 
 def load_held_out_votes(
-    folder: Path, ensemble: "RewardEnsemble", data: str | None, *, all_prompts: bool = False
-) -> "HeldOutVotes":
-    """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards.
+    folder: Path, data: str | None, *, all_prompts: bool = False
+) -> tuple["RewardEnsemble", "HeldOutVotes"]:
+    """Return the ensemble in a folder, and the held-out votes that fit saved there or those of DATA with its rewards.
 
     DATA is read with the options that fit recorded. Its prompts that the ensemble was trained on are left out unless
     ``all_prompts``; a note on stderr counts them.
     """
+    from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import load_held_out, score_held_out
 
+    ensemble = RewardEnsemble.load(folder)
     if data is None:
         if all_prompts:
             raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
-        return load_held_out(folder, ensemble)
+        return ensemble, load_held_out(folder, ensemble)
     fitted = ensemble.record.data
     preferences = load_votes(data, LoadOptions(**fitted.loaded.options) if fitted and fitted.loaded else LoadOptions())
     with progress_bar("Encoding texts") as progress:
         held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
     note_left_out(held_out.left_out)
-    return held_out
-
-
-def evaluate_held_out(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int = 0) -> "Evaluation":
-    """Return the figures on votes that were scored already, with the number of pairs left out."""
-    from pluralign.measuring.evaluate import evaluate
-
-    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
-    return replace(evaluation, left_out=held_out.left_out)
+    return ensemble, held_out
 
 
 def note_left_out(left_out: "LeftOut") -> None:

@@ -287,8 +287,8 @@ def member_profiles(
         description = " ".join(claim.sentence for claim in claims[j][:2])
         typical, distinguishing = tuple(_typical(held_out, j)), tuple(distinguishing_pairs(held_out, alpha, j))
         weight, away = float(alpha[j]), float(disagreement[j])
-        card = Profile(j, weight, away, name, description, leans[j], likes[j], dislikes[j], typical, distinguishing)
-        profiles.append(replace(card, named=bool(claims[j]), views=views[j]))
+        own = leans[j], likes[j], dislikes[j], typical, distinguishing
+        profiles.append(Profile(j, weight, away, name, description, *own, named=bool(claims[j]), views=views[j]))
     return profiles
 
 

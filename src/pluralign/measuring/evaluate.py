@@ -22,6 +22,7 @@ from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, ran
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import Headline, headline
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Compared, Evaluation, pairs_to_measure
 from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
 from pluralign.measuring import groups as by_group
@@ -346,6 +347,12 @@ def evaluate(
         policy=policy_level(own, votes, options, progress),
         representation=representation,
     )
+
+
+def evaluate_held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, seed: int = 0) -> FullEvaluation:
+    """Return the figures on votes that were scored already, with the number of pairs left out."""
+    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
+    return replace(evaluation, left_out=held_out.left_out)
 
 
 def _ensemble(source: Source) -> RewardEnsemble | None:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -50,6 +50,10 @@ class Trait:
     """Completes "prefers …" for a member that prefers less of it."""
     definition: str
     """How it is counted, in one sentence."""
+    unit: str
+    """What a person counts: words, or words such as I or we per 100."""
+    scale: Literal["", "per 100", "expm1"] = ""
+    """From the value to the unit."""
 
 
 WORDS = tomllib.loads(files("pluralign").joinpath("measuring/words.toml").read_text(encoding="utf-8"))

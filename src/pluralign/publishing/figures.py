@@ -87,6 +87,14 @@ def panels(width: float, height: float, widths: Sequence[float] = (1.0,), rows: 
     return drawing, axes
 
 
+def _one(draw: Callable[..., None], *what: Any, size: tuple[float, float] = (7.0, 3.8)) -> Figure:
+    """Return a figure with one drawing."""
+    with rc_context(STYLE):
+        drawing, axes = figure(*size)
+        draw(axes, *what)
+    return drawing
+
+
 def plot_evaluation(evaluation: Evaluation) -> Figure:
     """Draw the reliability curve of an evaluation beside the scores of all predictions on the same votes."""
     with rc_context(STYLE):
@@ -131,10 +139,7 @@ def share_histogram(votes: Inspection) -> Figure:
 
 def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:
     """Draw the held-out Brier score by k, with floor, constant ½, soft BT and noise: the paper's Figure 2."""
-    with rc_context(STYLE):
-        drawing, axes = figure()
-        _draw_sizes(axes, record, evaluation)
-    return drawing
+    return _one(_draw_sizes, record, evaluation)
 
 
 def brier_panels(records: Mapping[str, FitRecord]) -> Figure:
@@ -197,10 +202,7 @@ def _apart(heights: Sequence[float], distance: float) -> list[float]:
 
 def reliability_curve(evaluation: Evaluation) -> Figure:
     """Draw observed against predicted shares, with bars of two standard errors if there are enough prompts."""
-    with rc_context(STYLE):
-        drawing, axes = figure(4.6, 4.2)
-        _draw_reliability(axes, evaluation)
-    return drawing
+    return _one(_draw_reliability, evaluation, size=(4.6, 4.2))
 
 
 def _draw_reliability(axes: Axes, evaluation: Evaluation) -> None:
@@ -236,10 +238,7 @@ def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
 def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
     """Draw Kendall's τ between members, averaged over prompts: the paper's Figure 3. NaN is shown as a dash."""
     side = min(6.4, 1.6 + 0.55 * len(tau))
-    with rc_context(STYLE):
-        drawing, axes = figure(side, side)
-        _draw_tau(axes, tau)
-    return drawing
+    return _one(_draw_tau, tau, size=(side, side))
 
 
 def tau_panels(taus: Mapping[str, Sequence[Sequence[float]]]) -> Figure:

@@ -11,31 +11,30 @@ import os
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.measuring import verdicts
 from pluralign.measuring.camps import CampStudy
 from pluralign.measuring.cards import load_descriptions
-from pluralign.measuring.evaluate import evaluate
+from pluralign.measuring.evaluate import evaluate_held_out
 from pluralign.measuring.individuals import load_representation
 from pluralign.measuring.leans import TRAITS
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.publishing import figures, tables
 from pluralign.publishing.tables import Table, cut, number
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
-from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.load import VotesLike
 
 TEXT_LENGTH = 800
 """Longer texts are cut."""
@@ -74,17 +73,9 @@ def report(
         commands: the commands that reproduce the report, each as a list of words.
         progress: called while texts are encoded.
     """
-    options, loaded = options or ReportOptions(), as_ensemble(ensemble)
+    options, (loaded, held_out) = options or ReportOptions(), held_out_votes(ensemble, votes, progress=progress)
     folder = None if isinstance(ensemble, RewardEnsemble) else ensemble
-    evaluation = None
-    if votes is not None:
-        held_out = votes if isinstance(votes, HeldOutVotes) else score_held_out(loaded, as_preferences(votes), progress)
-        evaluation = evaluate(loaded, held_out.preferences, groups=[], all_prompts=True, seed=options.seed)
-        evaluation = replace(evaluation, left_out=held_out.left_out)
-    elif folder is not None:
-        held_out = load_held_out(folder, loaded)
-    else:
-        raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
+    evaluation = None if votes is None else evaluate_held_out(loaded, held_out, options.seed)
     individuals = load_representation(folder) if folder is not None else None
     descriptions = load_descriptions(folder) if folder is not None and votes is None else None
     study = collect_report_data(

@@ -7,7 +7,7 @@ how numbers are written. Nothing is measured here.
 
 import html
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
@@ -43,9 +43,9 @@ class Table:
     note: str = ""
     main: int | None = None
     """The row that counts; it is bold."""
-    warned: Collection[int] = ()
+    warned: Sequence[int] = ()
     """Rows in the colour of a warning."""
-    texts: Collection[int] = (0,)
+    texts: Sequence[int] = (0,)
     """Columns of words, which are aligned left; a negative number counts from the end."""
 
     @property

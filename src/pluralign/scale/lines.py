@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, TypeAlias, TypedDict
 import numpy as np
 
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records, read_records
@@ -46,7 +46,7 @@ def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> 
         ensemble: the ensemble, or its folder.
         pairs: the path of a JSON Lines file, a binary stream of JSON Lines, or a list of dicts.
     """
-    loaded = _loaded(ensemble)
+    loaded = as_ensemble(ensemble)
     for batch in _batches(pairs, "response_a", "response_b"):
         texts = list(dict.fromkeys(item for items in batch for item in items))
         rewards = dict(zip(texts, loaded.rewards(texts), strict=True))
@@ -59,14 +59,10 @@ def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> 
 
 def score_lines(ensemble: RewardEnsemble | str | os.PathLike[str], texts: Lines) -> Iterator[ScoredLine]:
     """Yield the members' rewards for each row of {prompt, response}, in order: ``score`` without a folder."""
-    loaded = _loaded(ensemble)
+    loaded = as_ensemble(ensemble)
     for batch in _batches(texts, "response"):
         for rewards in loaded.rewards([item for items in batch for item in items]):
             yield {"rewards": rewards.tolist()}
-
-
-def _loaded(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:
-    return ensemble if isinstance(ensemble, RewardEnsemble) else RewardEnsemble.load(ensemble)
 
 
 def read_item(record: Record) -> Item:

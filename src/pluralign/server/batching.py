@@ -5,7 +5,6 @@ scored fails only the requests that contain it.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from collections import OrderedDict
@@ -16,6 +15,8 @@ from contextlib import suppress
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
+from pluralign.server.limits import Limits
+from pluralign.text.encoders import vector_key
 from pluralign.votes.prompts import Item, text_key
 
 WINDOW_SHARE = 0.1
@@ -46,26 +47,18 @@ class Batcher:
 
     Args:
         score: returns the ``(n, k)`` rewards of n texts; called in one thread, never concurrently.
-        texts: maximum number of texts per batch.
-        wait: batch window: maximum seconds that an incomplete batch waits for more texts. The wait is never longer than
-            a tenth of the duration of the last batch.
-        queue: maximum number of waiting texts.
-        remember: size of the reward cache, in texts; the least recently used are evicted first.
+        limits: of batches, of the queue and of the reward cache, whose least recently used texts are evicted first. An
+            incomplete batch never waits longer than a tenth of the duration of the last batch.
         observe: called with the number of texts and the seconds of each batch.
     """
 
     def __init__(
         self,
         score: Callable[[Sequence[Item]], FloatArray],
-        *,
-        texts: int,
-        wait: float,
-        queue: int,
-        remember: int,
+        limits: Limits,
         observe: Callable[[int, float], None] | None = None,
     ) -> None:
-        self._score, self._texts, self._wait, self._queue, self._remember = score, texts, wait, queue, remember
-        self._observe = observe
+        self._score, self._limits, self._observe = score, limits, observe
         self._waiting: OrderedDict[bytes, _PendingText] = OrderedDict()
         self._running: dict[bytes, _PendingText] = {}
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # arrays would keep all rewards of their batch
@@ -86,11 +79,11 @@ class Batcher:
         Raises:
             QueueFullError: if the queue has no room for the new texts.
         """
-        keys = [_key(item) for item in items]
+        keys = [vector_key(text_key(*item)) for item in items]  # digests take little memory
         known = {key: rewards for key in keys if (rewards := self._cached(key)) is not None}
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
         new = [key for key in missing if key not in self._waiting and key not in self._running]
-        if len(self._waiting) + len(new) > self._queue:
+        if len(self._waiting) + len(new) > self._limits.queue_texts:
             raise QueueFullError(self._retry_after())
         pending = {}
         for key, item in missing.items():
@@ -137,7 +130,7 @@ class Batcher:
 
     def _start(self) -> None:
         self._arrived.set()
-        if len(self._waiting) >= self._texts:
+        if len(self._waiting) >= self._limits.batch_texts:
             self._full.set()
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._run())
@@ -146,7 +139,7 @@ class Batcher:
         while True:
             await self._arrived.wait()
             await self._wait_for_window()
-            self._running = {key: self._waiting.pop(key) for key in list(self._waiting)[: self._texts]}
+            self._running = {key: self._waiting.pop(key) for key in list(self._waiting)[: self._limits.batch_texts]}
             if not self._waiting:
                 self._arrived.clear()
             if not self._running:  # all requests were cancelled meanwhile
@@ -161,17 +154,17 @@ class Batcher:
                     self._cache[key] = outcome.astype(np.float64).tobytes()
                 text.outcome.set_result(outcome)
             self._running = {}
-            while len(self._cache) > self._remember:
+            while len(self._cache) > self._limits.remembered:
                 self._cache.popitem(last=False)
             if self._observe:
                 self._observe(len(items), seconds)
 
     async def _wait_for_window(self) -> None:
         """Wait until the batch is full or the batch window ends."""
-        if len(self._waiting) < self._texts:
+        if len(self._waiting) < self._limits.batch_texts:
             self._full.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._wait, WINDOW_SHARE * self._last_batch[1])):
+                async with asyncio.timeout(min(self._limits.batch_wait, WINDOW_SHARE * self._last_batch[1])):
                     await self._full.wait()
 
     def _outcomes(self, items: Sequence[Item]) -> list[FloatArray | Exception]:
@@ -183,8 +176,3 @@ class Batcher:
                 return [error]
             half = len(items) // 2
             return self._outcomes(items[:half]) + self._outcomes(items[half:])
-
-
-def _key(item: Item) -> bytes:
-    """Return a digest of a text: cached texts then take little memory."""
-    return hashlib.blake2b(text_key(*item).encode(), digest_size=16).digest()

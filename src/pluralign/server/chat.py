@@ -206,19 +206,13 @@ NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a messag
 
 REFUSED: Mapping[type[schemas.Body], Mapping[str, Refused]] = {
     schemas.ChatRequest: {
-        "tools": Refused(NO_TOOLS),
-        "tool_choice": Refused(NO_TOOLS, _calls_nothing),
-        "functions": Refused(NO_TOOLS),
-        "function_call": Refused(NO_TOOLS, _calls_nothing),
+        **dict.fromkeys(("tools", "functions"), Refused(NO_TOOLS)),
+        **dict.fromkeys(("tool_choice", "function_call"), Refused(NO_TOOLS, _calls_nothing)),
         "web_search_options": Refused(NO_TOOLS, lambda value: value is None),
         "response_format": Refused(NO_FORMAT, _is_text_format),
-        "structured_outputs": Refused(NO_FORMAT),
-        "guided_json": Refused(NO_FORMAT),
-        "guided_regex": Refused(NO_FORMAT),
+        **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_grammar"), Refused(NO_FORMAT)),
         "guided_choice": Refused("send the choices as candidates"),
-        "guided_grammar": Refused(NO_FORMAT),
-        "logprobs": Refused(NO_PROBABILITIES),
-        "top_logprobs": Refused(NO_PROBABILITIES),
+        **dict.fromkeys(("logprobs", "top_logprobs"), Refused(NO_PROBABILITIES)),
         "prompt_logprobs": Refused(NO_PROBABILITIES, lambda value: value is None),
         "modalities": Refused("answers are texts", lambda value: not value or value == ["text"]),
         "audio": Refused("answers are texts"),

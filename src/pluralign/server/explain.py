@@ -21,29 +21,8 @@ NOTICEABLE = 0.1
 """Two texts differ in a trait if their values differ by more than this share of the larger one."""
 
 
-def _per_hundred(rate: float) -> float:
-    return 100 * rate
-
-
-MEASURES: Mapping[str, tuple[str, Callable[[float], float]]] = {
-    "length": ("words", math.expm1),
-    "sentence_length": ("words per sentence", float),
-    "structure": ("list items or headings", math.expm1),
-    "questions": ("question marks per 100 words", _per_hundred),
-    "first_person": ("words such as I or we per 100", _per_hundred),
-    "second_person": ("words such as you per 100", _per_hundred),
-    "hedging": ("hedging words per 100", _per_hundred),
-    "certainty": ("words of certainty per 100", _per_hundred),
-    "directives": ("commands and words such as must per 100", _per_hundred),
-    "sentiment": ("points of tone, from −1 to 1", float),
-    "formality": ("formal minus informal words per 100", _per_hundred),
-    "concreteness": ("numbers and examples per 100 words", _per_hundred),
-    "balance": ("words that weigh sides per 100", _per_hundred),
-    "warmth": ("warm words per 100", _per_hundred),
-    "readability": ("points of reading ease", float),
-    "echo": ("% of its longer words from the question", _per_hundred),
-}
-"""Unit of each trait, and the function from its value to that unit: "A has 12 words, B 80"."""
+SCALES: Mapping[str, Callable[[float], float]] = {"": float, "per 100": lambda rate: 100 * rate, "expm1": math.expm1}
+"""From the value of a trait to its unit, by ``Trait.scale``: "A has 12 words, B 80"."""
 NO_CARDS = "No explanation: this ensemble has no held-out votes to measure preferences on."
 NO_REASON = "No measured preference of this member explains the vote."
 A_TIE = "It gives both responses the same reward."
@@ -135,7 +114,7 @@ def _reasons(card: Profile, values: FloatArray, words: tuple[frozenset[str], fro
     for lean in card.leans:
         if abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR:
             trait = TRAITS[KEYS.index(lean.trait)]
-            unit, scale = MEASURES[lean.trait]
+            unit, scale = trait.unit, SCALES[trait.scale]
             a, b = (scale(value) for value in values[:, KEYS.index(lean.trait)].tolist())
             if abs(a - b) <= NOTICEABLE * max(abs(a), abs(b)):
                 continue

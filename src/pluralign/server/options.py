@@ -1,9 +1,9 @@
 """The options of ``serve``: sampling, and the limits of the server. The command line reads them without fastapi."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import same_option
+from pluralign.core.options import option, same_option
 from pluralign.text.options import SamplingOptions
 
 
@@ -14,21 +14,18 @@ class ServeOptions:
     temperature: float | None = same_option(SamplingOptions, "temperature")
     top_p: float | None = same_option(SamplingOptions, "top_p")
     max_new_tokens: int = same_option(SamplingOptions, "max_new_tokens")
-    seed: int | None = field(
-        default=None, metadata={"help": "Base seed for requests that send none (default: random)."}
-    )
-    max_body: int = field(default=4_000_000, metadata={"help": "Maximum size of a request body in bytes."})
-    max_texts: int = field(default=1024, metadata={"help": "Maximum texts per request; a pair to compare counts as 2."})
-    max_characters: int = field(default=32_000, metadata={"help": "Maximum characters of a prompt, chat or response."})
-    max_candidates: int = field(default=64, metadata={"help": "Maximum candidates per answer, given or sampled."})
-    max_seconds: float | None = field(
-        default=None,
-        metadata={"help": "Maximum seconds to sample candidates (default: 120, or --timeout with --base-url)."},
+    seed: int | None = option(None, "Base seed for requests that send none (default: random).")
+    max_body: int = option(4_000_000, "Maximum size of a request body in bytes.")
+    max_texts: int = option(1024, "Maximum texts per request; a pair to compare counts as 2.")
+    max_characters: int = option(32_000, "Maximum characters of a prompt, chat or response.")
+    max_candidates: int = option(64, "Maximum candidates per answer, given or sampled.")
+    max_seconds: float | None = option(
+        None, "Maximum seconds to sample candidates (default: 120, or --timeout with --base-url)."
     )
 
     def __post_init__(self) -> None:
         self.sampling()
-        for name in (option.name for option in fields(self) if option.name.startswith("max_")):
+        for name in (one.name for one in fields(self) if one.name.startswith("max_")):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
 

@@ -24,7 +24,7 @@ from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, mea
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.verdicts import Prediction, Verdict
 from pluralign.measuring.views import Quote
-from pluralign.publishing.tables import claimed_leans, cut, judgment_tables
+from pluralign.publishing.tables import Table, claimed_leans, cut, judgment_tables
 from pluralign.theory.calibration import reliability
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
@@ -266,18 +266,6 @@ class MemberCard:
     distinguishing: Sequence[cards.Distinguishing] = ()
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table of ``publishing.tables``, written as text."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-    main: int | None
-    """The row that counts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PageData:
     """Everything that the page shows of an ensemble. Undefined numbers are NaN here and null in JSON."""
@@ -311,7 +299,7 @@ class PageData:
     test: Figures | None = None
     verdicts: Sequence[Verdict] = ()
     comparison: Sequence[ComparedPrediction] = ()
-    judgments: Sequence[PageTable] = ()
+    judgments: Sequence[Table] = ()
     """How well whole judgments and first choices are predicted."""
     reliability: Sequence[ReliabilityPoint] = ()
 
@@ -336,7 +324,6 @@ def collect_page_data(
     profiles: Sequence[cards.Profile] | None = None,
     representation: Representation | None = None,
     evaluation: Evaluation | None = None,
-    max_characters: int = MAX_CHARACTERS,
 ) -> PageData:
     """Return everything that the page shows of an ensemble.
 
@@ -347,7 +334,6 @@ def collect_page_data(
         profiles: the members' cards (``page_profiles``); computed if not given.
         representation: how well individuals are represented, from ``load_representation``.
         evaluation: figures on ``held_out`` if these are other votes than those of the fit.
-        max_characters: traits, words and rankings are measured on at most this much text.
 
     Example:
         >>> from pluralign import fit, town_hall
@@ -357,7 +343,7 @@ def collect_page_data(
     """
     record = ensemble.record
     if held_out is not None and profiles is None:
-        profiles = page_profiles(ensemble, held_out, max_characters)
+        profiles = page_profiles(ensemble, held_out)
     members = list(_plain_cards(ensemble) if held_out is None else map(_card, profiles or ()))
     page = PageData(
         name=name,
@@ -377,14 +363,12 @@ def collect_page_data(
     )
     if main := evaluation or main_evaluation(record):
         page = _with_figures(page, main, record)
-    return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or (), max_characters)
+    return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or ())
 
 
-def page_profiles(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, max_characters: int = MAX_CHARACTERS
-) -> list[cards.Profile]:
-    """Return the members' cards; traits and words are measured on at most ``max_characters`` of text."""
-    return cards.member_profiles(ensemble.weights, held_out, max_characters=max_characters)
+def page_profiles(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[cards.Profile]:
+    """Return the members' cards; traits and words are measured on at most ``MAX_CHARACTERS`` of text."""
+    return cards.member_profiles(ensemble.weights, held_out, max_characters=MAX_CHARACTERS)
 
 
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
@@ -399,23 +383,17 @@ def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> 
             ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
             for row in verdicts.comparison(evaluation, page.k)
         ],
-        judgments=[
-            PageTable(one.title, one.columns, one.lines, one.note, one.main) for one in judgment_tables(evaluation)
-        ],
+        judgments=[replace(table, rows=table.lines) for table in judgment_tables(evaluation)],
         reliability=list(recorded_curve(evaluation)),
     )
 
 
 def _with_held_out(
-    data: PageData,
-    ensemble: RewardEnsemble,
-    held_out: HeldOutVotes,
-    profiles: Sequence[cards.Profile],
-    max_characters: int,
+    data: PageData, ensemble: RewardEnsemble, held_out: HeldOutVotes, profiles: Sequence[cards.Profile]
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample = traits.sample_prompts(held_out, max_characters)
+    sample = traits.sample_prompts(held_out, MAX_CHARACTERS)
     candidates, rewards = held_out_candidates(sample)
     tau = measure_diversity(ensemble, rewards, sample) if candidates else None
     groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)

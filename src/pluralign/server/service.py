@@ -69,14 +69,7 @@ class Service:
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
         self.slots = Slots(self.limits, self.answerer.samplers)
-        self.batcher = Batcher(
-            lambda items: self.score(items),
-            texts=self.limits.batch_texts,
-            wait=self.limits.batch_wait,
-            queue=self.limits.queue_texts,
-            remember=self.limits.remembered,
-            observe=self.observe,
-        )
+        self.batcher = Batcher(lambda items: self.score(items), self.limits, self.observe)
 
     @cached_property
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:

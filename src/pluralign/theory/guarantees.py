@@ -48,9 +48,7 @@ def sufficient_size(epsilon: float, variance: float = LARGEST_OPINION_VARIANCE) 
     """
     if not 0 < epsilon <= 1:
         raise UsageError(f"epsilon must be above 0 and at most 1, not {epsilon:g}.")
-    if epsilon < SMALLEST:
-        raise UsageError(f"epsilon must be at least {SMALLEST:g}, not {epsilon:g}.")
-    return max(1, math.ceil(variance / epsilon - 1e-9))
+    return max(1, math.ceil(variance / _not_too_small("epsilon", epsilon) - 1e-9))
 
 
 def opinion_variance(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, n_ties: npt.ArrayLike = 0) -> float:
@@ -398,6 +396,10 @@ def betting_interval(values: npt.ArrayLike, delta: float, low: float = 0.0, high
 def _checked_delta(delta: float) -> float:
     if not 0 < delta < 1:
         raise UsageError(f"delta must be strictly between 0 and 1, not {delta:g}.")
-    if delta < SMALLEST:
-        raise UsageError(f"delta must be at least {SMALLEST:g}, not {delta:g}.")
-    return delta
+    return _not_too_small("delta", delta)
+
+
+def _not_too_small(name: str, value: float) -> float:
+    if value < SMALLEST:
+        raise UsageError(f"{name} must be at least {SMALLEST:g}, not {value:g}.")
+    return value

@@ -32,12 +32,10 @@ def prune(
         pluralign prune ensemble -o pruned --data other-votes.jsonl --json
     """
     from pluralign.cli.render.analysis import pruning_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring import pruning as prunings
 
     prunings.refuse_to_replace(output, ensemble, overwrite=overwrite)
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = console.load_held_out_votes(ensemble, loaded, data)
+    loaded, held_out = console.load_held_out_votes(ensemble, data)
     pruning = prunings.prune(loaded, held_out, beta, only_far=only_far)
     pruning.save(output, source=ensemble, overwrite=overwrite)
     console.emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
@@ -59,12 +57,10 @@ def certify(
         pluralign certify ensemble --epsilon 0.01 --delta 0.01 --beta 3
     """
     from pluralign.cli.render.analysis import certificate_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.certificate import certify as certify_ensemble
 
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = console.load_held_out_votes(ensemble, loaded, data)
-    certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
+    held_out = console.load_held_out_votes(ensemble, data)
+    certificate = certify_ensemble(*held_out, epsilon=epsilon, delta=delta, beta=beta)
     console.emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
 
@@ -133,7 +129,6 @@ def profile(
         pluralign profile ensemble --describe llama3.2 --base-url http://localhost:11434/v1
     """
     from pluralign.cli.render.analysis import profile_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.cards import profile as profile_members
     from pluralign.text.remote import language_model
 
@@ -141,8 +136,7 @@ def profile(
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
     votes = None
     if data is not None or all_prompts:
-        loaded = RewardEnsemble.load(ensemble)
-        votes = console.load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+        _, votes = console.load_held_out_votes(ensemble, data, all_prompts=all_prompts)
     with console.progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
         found = profile_members(
             ensemble,
@@ -183,8 +177,7 @@ def report(
     with console.needs_extra("matplotlib", "report", "a report"):
         from pluralign.publishing.report import report as write_report
 
-    loaded = RewardEnsemble.load(ensemble)
-    votes = console.load_held_out_votes(ensemble, loaded, data) if data else None
+    loaded, votes = console.load_held_out_votes(ensemble, data) if data else (RewardEnsemble.load(ensemble), None)
     shown = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group)
     commands = options.command_history(loaded.record, ensemble, sys.argv[1:])
     with console.progress_bar("Measuring") as progress:
@@ -204,8 +197,7 @@ def rankings(
         ),
     ],
     k: Annotated[
-        int | None,
-        typer.Option(help="Also draw this many rankings with equal weights (Theorem 2).", min=1, max=10_000),
+        int | None, typer.Option(help="Also draw this many rankings with equal weights (Theorem 2).", min=1, max=10_000)
     ] = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,

@@ -8,17 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.console import emit, output_file, output_folder, print_json, progress_bar, working
-from pluralign.cli.options import EnsembleFolder, Json, PolicyFolder, PromptLimit, Prompts, with_options
+from pluralign.cli import console, options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import RemoteOptions, SamplingOptions
 
 
-@with_options(EngineOptions)
+@options.with_options(EngineOptions)
 def score(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     engine_options: EngineOptions,
     file: Annotated[
         str,
@@ -28,15 +27,9 @@ def score(
         ),
     ] = "-",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=output_folder,
-            help="Write Parquet shards with rewards to this folder; resumes a partial one.",
-        ),
+        Path | None, options.output_to("Write Parquet shards with rewards to this folder; resumes a partial one.")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print each member's reward for lines of {prompt, response}. With -o, write Parquet shards.
 
@@ -53,15 +46,15 @@ def score(
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
         _print_lines(score_texts(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
         return
-    with progress_bar("Scoring shards") as progress:
+    with console.progress_bar("Scoring shards") as progress:
         job = score_texts(ensemble, file, output, engine_options, progress=progress)
-    emit(job, shards_page(job, "rewards of {:,} members"), as_json)
+    console.emit(job, shards_page(job, "rewards of {:,} members"), as_json)
 
 
 def compare(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")] = "-",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print the members' votes and the predicted share for lines of {prompt, response_a, response_b}.
 
@@ -77,18 +70,16 @@ def compare(
 def _print_lines(lines: Iterable[Mapping[str, Any]], as_json: bool) -> None:
     """Print a JSON object for each line as it is read, or all of them in one object."""
     if as_json:
-        print_json({"lines": list(lines)})
+        console.print_json({"lines": list(lines)})
         return
     for line in lines:
-        print_json(line)
+        console.print_json(line)
 
 
-@with_options(SamplingOptions, RemoteOptions)
+@options.with_options(SamplingOptions, RemoteOptions)
 def generate(
-    prompts: Prompts,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=output_file, help="Candidates file; a partial one is resumed.")
-    ],
+    prompts: options.Prompts,
+    output: Annotated[Path, options.output_to("Candidates file; a partial one is resumed.", console.output_file)],
     sampling_options: SamplingOptions,
     remote_options: RemoteOptions,
     model: Annotated[
@@ -96,8 +87,8 @@ def generate(
         typer.Option(help="smollm2, the folder or hub id of a causal language model, or a model name on the server."),
     ] = "smollm2",
     n: Annotated[int, typer.Option("-n", help="Distinct responses per prompt.")] = 8,
-    limit: PromptLimit = None,
-    as_json: Json = False,
+    limit: options.PromptLimit = None,
+    as_json: options.Json = False,
 ) -> None:
     """Sample several distinct responses per prompt from a language model. Run again to resume.
 
@@ -112,16 +103,16 @@ def generate(
     from pluralign.text.remote import language_model
 
     sampler = language_model(model, remote_options)
-    with progress_bar(f"Sampling from {sampler.name}") as progress:
+    with console.progress_bar(f"Sampling from {sampler.name}") as progress:
         generation = generate_candidates(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
-    emit(generation, generation_page(generation, n), as_json)
+    console.emit(generation, generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
 
 
-@with_options(SamplingOptions, RemoteOptions)
+@options.with_options(SamplingOptions, RemoteOptions)
 def answer(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The question.")],
     sampling_options: SamplingOptions,
     remote_options: RemoteOptions,
@@ -132,7 +123,7 @@ def answer(
     model: Annotated[
         str | None, typer.Option(help="Sample the candidates from this language model; names as in generate.")
     ] = None,
-    policies: PolicyFolder = None,
+    policies: options.PolicyFolder = None,
     n: Annotated[
         int | None,
         typer.Option(
@@ -176,7 +167,7 @@ def answer(
             metavar="MODEL", help="Steerable: this model compares held-out answers for a person who wants --like."
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Answer a prompt with the ensemble: a slate and a consensus, an answer for one user, or a random member.
 
@@ -217,13 +208,13 @@ def answer(
     names = {"generator": model, "writer": distill, "judge": judge}
     answerer = Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
     for sampler in answerer.samplers:
-        with working(f"Connecting to {sampler.name}"):
+        with console.working(f"Connecting to {sampler.name}"):
             sampler.prepare()
     texts = functools.partial(_candidates_for, prompt, candidates) if candidates else None
-    with progress_bar("Encoding texts") as progress:
+    with console.progress_bar("Encoding texts") as progress:
         result = answerer.answer(request, texts, progress=progress)
     prompts = len(answerer.held_out.preferences.prompts) if answerer.held_out else 0
-    emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
+    console.emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
 
 
 def _candidates_for(prompt: str, file: str) -> list[str]:

@@ -10,40 +10,17 @@ from typing import Annotated
 import typer
 
 from pluralign.answering.options import TuneOptions
-from pluralign.cli.console import (
-    emit,
-    evaluate_held_out,
-    load_held_out_votes,
-    needs_extra,
-    note,
-    output_folder,
-    progress_bar,
-    working,
-)
-from pluralign.cli.options import (
-    EnsembleFolder,
-    Json,
-    OtherVotesOption,
-    PolicyFolder,
-    Prompts,
-    command_history,
-    with_options,
-)
+from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions
 
 
-@with_options(TuneOptions)
+@options.with_options(TuneOptions)
 def tune(
-    ensemble: EnsembleFolder,
-    prompts: Prompts,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", callback=output_folder, help="Folder for the adapters; a partial one is resumed."
-        ),
-    ],
+    ensemble: options.EnsembleFolder,
+    prompts: options.Prompts,
+    output: Annotated[Path, options.output_to("Folder for the adapters; a partial one is resumed.")],
     tune_options: TuneOptions,
     model: Annotated[
         str, typer.Option(help="smollm2, or the folder or hub id of a causal language model.")
@@ -51,7 +28,7 @@ def tune(
     member: Annotated[
         list[int], typer.Option(metavar="J", help="Tune this member only (default: all with weight). Repeatable.")
     ] = [],  # noqa: B006
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Tune a language model to each member: one LoRA adapter per member, evaluated on held-out prompts.
 
@@ -63,16 +40,14 @@ def tune(
     from pluralign.answering.tune import tune as tune_policies
     from pluralign.cli.render.answers import tuning_page
 
-    with progress_bar(f"Tuning {model}") as progress:
+    with console.progress_bar(f"Tuning {model}") as progress:
         tuning = tune_policies(ensemble, prompts, model, output, tune_options, members=member, progress=progress)
-    emit(tuning, tuning_page(tuning), as_json)
+    console.emit(tuning, tuning_page(tuning), as_json)
 
 
 def export(
-    ensemble: EnsembleFolder,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=output_folder, help="Output folder, written atomically.")
-    ],
+    ensemble: options.EnsembleFolder,
+    output: Annotated[Path, options.output_to("Output folder, written atomically.")],
     member: Annotated[
         str | None,
         typer.Option(metavar="J", help="Export only this member, with one output; all: each, in folders member-0, …."),
@@ -83,7 +58,7 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload to this repository on the Hugging Face hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Create the repository public (default: private).")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Export an ensemble, or one fine-tuned member, as a folder that works without Pluralign.
 
@@ -101,7 +76,7 @@ def export(
     from pluralign.publishing.export import export as export_ensemble
 
     record = read_record(ensemble, read_description(ensemble))
-    with working("Exporting"):
+    with console.working("Exporting"):
         exported = export_ensemble(
             ensemble,
             output,
@@ -110,19 +85,19 @@ def export(
             overwrite=overwrite,
             push_to_hub=push_to_hub,
             public=public,
-            commands=command_history(record, ensemble, sys.argv[1:]),
+            commands=options.command_history(record, ensemble, sys.argv[1:]),
         )
     for warning in exported.warnings:
-        note(warning)
+        console.note(warning)
     lines = [f"Wrote {output}. {output / 'README.md'} describes it and shows how to load it."]
     if exported.hub:
         lines.append(f"Uploaded to {exported.hub}.")
-    emit(exported, lines, as_json)
+    console.emit(exported, lines, as_json)
 
 
-@with_options(ServeOptions, RemoteOptions)
+@options.with_options(ServeOptions, RemoteOptions)
 def serve(
-    ensemble: EnsembleFolder,
+    ensemble: options.EnsembleFolder,
     serve_options: ServeOptions,
     remote_options: RemoteOptions,
     host: Annotated[
@@ -132,7 +107,7 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Sample candidates from this language model; names as in generate.")
     ] = None,
-    policies: PolicyFolder = None,
+    policies: options.PolicyFolder = None,
     n: Annotated[
         int | None,
         typer.Option("-n", help="Candidates to sample per prompt (default: 8), or drafts per policy (default: 1)."),
@@ -144,8 +119,8 @@ def serve(
         str, typer.Option(envvar="PLURALIGN_API_KEY", show_envvar=True, help="API key required from clients.")
     ] = "",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the texts of requests.")] = False,
-    data: OtherVotesOption = None,
-    as_json: Json = False,
+    data: options.OtherVotesOption = None,
+    as_json: options.Json = False,
 ) -> None:
     """Serve an ensemble over HTTP: OpenAI-compatible chat, rerank and reward endpoints, and a web page.
 
@@ -163,8 +138,9 @@ def serve(
         raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
     if n is not None and not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
-    with needs_extra("fastapi", "server", "a server"):
+    with console.needs_extra("fastapi", "server", "a server"):
         from pluralign.measuring.cards import load_descriptions
+        from pluralign.measuring.evaluate import evaluate_held_out
         from pluralign.measuring.individuals import load_representation
         from pluralign.server import run as server
         from pluralign.server.limits import Limits, ServerSettings
@@ -172,9 +148,9 @@ def serve(
     answerer = Answerer.of(ensemble, generator=model, policies=policies, remote=remote_options)
     evaluation = None
     if data:
-        held_out = load_held_out_votes(ensemble, answerer.ensemble, data)
+        loaded, held_out = console.load_held_out_votes(ensemble, data)
         answerer = replace(answerer, held_out=held_out)
-        evaluation = evaluate_held_out(answerer.ensemble, held_out)
+        evaluation = evaluate_held_out(loaded, held_out)
     settings = ServerSettings(
         name=name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign",
         api_key=api_key or None,
@@ -188,12 +164,12 @@ def serve(
         evaluation=evaluation,
     )
     with ExitStack() as until_ready:
-        until_ready.enter_context(working(f"Preparing {settings.name}"))
+        until_ready.enter_context(console.working(f"Preparing {settings.name}"))
 
         def ready(address: str) -> None:
             until_ready.close()
             result = {"address": address, "name": settings.name, "k": answerer.ensemble.k, "model": model}
-            emit(result, [server.startup_message(address, answerer, settings)], as_json)
+            console.emit(result, [server.startup_message(address, answerer, settings)], as_json)
             sys.stdout.flush()
 
         server.serve(answerer, settings, host=host, port=port, ready=ready)
