@@ -45,6 +45,8 @@ RewardFunc: TypeAlias = Callable[..., list[Any]]
 ARRAYS_FILE = "ensemble.safetensors"
 AVERAGE = "soft_bt"
 """The baseline whose reward stands for a person who follows no member."""
+VOICES = "voices"
+"""The mixture of the test of voices, beside the baselines."""
 TRAINING_PROMPTS = "training_prompts"
 """Name of the array with the hashes of the training prompts."""
 
@@ -219,9 +221,13 @@ class RewardEnsemble:
         return self.record.level
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
-        """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged)."""
+        """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged).
+
+        The mixture of the test of voices is about all members, so it is left out.
+        """
         alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
-        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share)
+        baselines = {name: arrays for name, arrays in self.baselines.items() if name != VOICES}
+        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, baselines=baselines)
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""

@@ -33,6 +33,7 @@ from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
+from pluralign.ensemble.ensemble import VOICES
 from pluralign.ensemble.record import JudgmentFigures
 from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
 from pluralign.learning.policy_level import adjusted_to_counts
@@ -578,7 +579,7 @@ SEARCH_FOLDS = 1
 MANY_PROMPTS = 500
 RESTARTS = 2
 """Random starts of the final fit. The one with the lowest minimum is kept."""
-MODELS = ("voices", "one reward")
+MODELS = (VOICES, "one reward")
 """The models of the test of voices, by their names in an ensemble."""
 
 
