@@ -4,16 +4,24 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import run
 from simulated import numeric_gradient
 
+from pluralign import RewardEnsemble, evaluate, fit, load_preferences
+from pluralign.core.errors import UsageError
 from pluralign.learning import voices
-from pluralign.learning.voices import FACTORS, Penalties, RankedTexts, Voices, fit_voices
+from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
+from pluralign.learning.task import FitWatcher
+from pluralign.learning.voices import FACTORS, MODELS, Penalties, RankedTexts, Voices, fit_voices, judgment_figures
 from pluralign.votes.judgments import Judgments
+from pluralign.votes.preferences import PreferenceSet, concatenate
 
 Ranking = list[list[int]]
 """Texts, place by place."""
@@ -144,3 +152,97 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(
     weights = at[0][: 4 * (1 + k * (k > 1) + n_common)].reshape(4, -1)
     penalty = 0.15 * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
     assert value == pytest.approx(penalty - mixture.by_group(texts).sum() / texts.n_choices)
+
+
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+def crowd(
+    seed: int, tastes: np.ndarray, *, prompts: int, people: int, factors: tuple[float, ...] = (1,), hidden: float = 0
+) -> tuple[Judgments, np.ndarray, np.ndarray]:
+    """Return rankings of five responses per prompt by people of random tastes (columns), and inputs of the texts.
+
+    Args:
+        seed: of all draws.
+        tastes: rewards of the kinds of people, ``(d, n_kinds)``.
+        prompts: number of prompts.
+        people: number of people per prompt.
+        factors: values of T, equally frequent.
+        hidden: spread of the part of a response's quality that everyone sees and the inputs miss.
+    """
+    rng, m = np.random.default_rng(seed), 5
+    inputs = rng.standard_normal((prompts * m, len(tastes)))
+    missed = hidden * rng.standard_normal(len(inputs))
+    prompt = np.repeat(np.arange(prompts), people)
+    texts = m * prompt[:, None] + np.arange(m)
+    own = tastes[:, rng.integers(tastes.shape[1], size=len(prompt))]
+    rewards = np.einsum("nmd,dn->nm", inputs[texts], own) + missed[texts]
+    scores = rewards / rng.choice(factors, len(prompt))[:, None] + rng.gumbel(size=rewards.shape)
+    who = np.arange(len(prompt))
+    judgments = Judgments.from_scores(who, prompt, [m] * len(who), texts.ravel(), scores.ravel())
+    return judgments, judgments.response, inputs.astype(np.float32)
+
+
+def test_members_are_the_rewards_of_the_people() -> None:
+    tastes = 2 * np.linalg.qr(np.random.default_rng(0).standard_normal((6, 3)))[0]
+    texts = RankedTexts.of(*crowd(0, tastes, prompts=60, people=5))
+    found, _ = fit_voices(texts, 3, 0, Penalties(0.01, 0.003, 0.01), np.zeros(6))
+    likeness = np.corrcoef(tastes.T, found.theta.T)[:3, 3:]
+    assert sorted(likeness.argmax(axis=1)) == [0, 1, 2], "one member each"
+    assert likeness.max(axis=1).min() > 0.95
+    assert found.shares == pytest.approx(1 / 3, abs=0.1)
+    assert found.factor_shares[0] > 0.9, "everyone had T = 1"
+
+
+@pytest.mark.parametrize("camps", [False, True])
+def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
+    """One taste with different decisiveness and a hidden common part is not; two opposite camps are."""
+    tastes = np.column_stack([np.ones(6), -np.ones(6)][: 1 + camps])
+    setting: dict[str, Any] = {"people": 6, "factors": FACTORS, "hidden": 1.5}
+    learn = RankedTexts.of(*crowd(0, tastes, prompts=60, **setting))
+    sizes = dict(zip(MODELS, [(2, 4), (1, 0), (1, 4)], strict=True))
+    fits = {name: asdict(fit_voices(learn, *size, Penalties(0.01, 0.005, 0.01))[0]) for name, size in sizes.items()}
+    figures = judgment_figures(fits, *crowd(1, tastes, prompts=40, **setting))
+    assert (figures.n, figures.prompts) == (240, 40)
+    assert figures.uniform == pytest.approx(-math.log(120))
+    assert figures.log_likelihood - figures.best_single == pytest.approx(figures.gain.mean)
+    assert (figures.gain.low > 0) == camps
+
+
+# --- whole fits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try few strengths."""
+    monkeypatch.setattr(voices, "STRENGTHS", (0.06, 0.01))
+
+
+@pytest.fixture(scope="module")
+def town() -> PreferenceSet:
+    return load_preferences("demo-rankings:300")
+
+
+@pytest.fixture(scope="module")
+def folder(town: PreferenceSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("judged")
+    fit(town, k=3, encoder="none", folder=path, test_fraction=0.5)
+    return path
+
+
+def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: PreferenceSet) -> None:
+    loaded = RewardEnsemble.load(folder)
+    record = loaded.record
+    assert record.target == "judgments"
+    assert [row.k for row in record.history] == [1, 2, 3]
+    stored = record.evaluation
+    assert stored is not None
+    assert stored.judgments is not None
+    held_out = town[town.test_mask(0.5)].judgments
+    assert held_out is not None
+    assert (stored.judgments.n, stored.judgments.prompts) == (held_out.n, held_out.n_prompts)
+    again = evaluate(loaded, folder).judgments
+    assert again is not None
+    for name in ("log_likelihood", "uniform", "best_single"):
+        assert getattr(again, name) == pytest.approx(getattr(stored.judgments, name), rel=1e-6)
+    assert again.gain.low == pytest.approx(stored.judgments.gain.low, abs=1e-6)

@@ -403,8 +403,9 @@ def fit_voices(
     columns = 1 + n_own + n_common
     unknowns = np.zeros((d, columns))
     unknowns[:, 1:] = random_stream(seed, RATER_MIXTURE, k, n_common).standard_normal((d, columns - 1))
-    spread = np.std(texts.inputs @ unknowns[:, 1:].astype(np.float32), axis=0)
-    unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
+    if len(texts.inputs):
+        spread = np.std(texts.inputs @ unknowns[:, 1:].astype(np.float32), axis=0)
+        unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
         unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
         if start.ndim == 2:
@@ -499,9 +500,10 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
 
     start, smaller = single.theta[:, 0], history_sizes(size)[1:-1]
     task.watcher.choosing("temperature")
-    fits: list[Any] = [largest, task.baselines, partial(search.validated, size, penalties)]
+    validated = partial(keep, "judgments-validated", Validated, partial(search.validated, size, penalties))
+    fits: list[Any] = [largest, task.baselines, validated]
     fits += [partial(fitted, 1, N_COMMON, start), *(partial(fitted, k, 0, start) for k in smaller)]
-    (voices, common), baselines, (temperature, model), common_single, *mixtures = task.in_parallel(fits)
+    (voices, common), baselines, checked, common_single, *mixtures = task.in_parallel(fits)
     history, free = list[Any](), Members(single.theta, single.shares)
 
     def as_members(voices: Voices, *, bound: float) -> Members:
@@ -511,7 +513,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
             capped = [cap_disagreement(one, anchor, task.train.difference, task.train.prob_a, bound) for one in theta.T]
             theta = np.column_stack(capped)
         if policy:
-            return adjusted_to_counts(task.train, Members(theta / temperature, voices.shares))
+            return adjusted_to_counts(task.train, Members(theta / checked.temperature, voices.shares))
         votes = hard_votes(task.train.difference, theta)
         return Members(theta, *weights_and_undecided(votes, task.train.prob_a, undecided=options.undecided))
 
@@ -520,8 +522,17 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
     models = {"voices": common, "one reward": single, "one reward and common parts": common_single}
-    result = Fitted(members, 1.0 if policy else temperature, baselines, unbounded, history, "judgments")
-    return replace(result, choice_model=model, models={name: asdict(one) for name, one in models.items()})
+    temperature = 1.0 if policy else checked.temperature
+    result = Fitted(members, temperature, baselines, unbounded, history, "judgments", None, checked.choice_model)
+    return replace(result, models={name: asdict(one) for name, one in models.items()})
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What a mixture gets from validation prompts."""
+
+    temperature: float
+    choice_model: ChoiceModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -607,8 +618,8 @@ class VoicesSearch:
 
         return min(k for k in found if as_good(k))
 
-    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel]:
-        """Return the temperature, and what choices say of a person, chosen on the first validation fold.
+    def validated(self, k: int, penalties: Penalties) -> "Validated":
+        """Return what a mixture gets from the first validation fold.
 
         A person's choices count if the mixture predicts these judgments better than one reward with common parts.
         """
@@ -619,15 +630,16 @@ class VoicesSearch:
         if task.options.level == "vote":
             members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
-        if k == 1:
-            return temperature, ChoiceModel()
+        if k == 1 or not len(check):
+            return Validated(temperature, ChoiceModel())
 
         def log_likelihood(start: Voices) -> FloatArray:
             fit = partial(fit_voices, learn, start.k, N_COMMON, penalties, start.theta, seed=task.options.seed)
             return fit()[0].by_group(check)
 
         gain = gain_of(log_likelihood(voices), [single.by_group(check), log_likelihood(single)], check)
-        return temperature, ChoiceModel(VOICES_SHARE, source="voices") if gain.low > 0 else ChoiceModel()
+        several = ChoiceModel(VOICES_SHARE, source="voices")
+        return Validated(temperature, several if gain.low > 0 else ChoiceModel())
 
 
 # --- the test of voices -----------------------------------------------------------------------------------------------
