@@ -346,6 +346,7 @@ UP, DOWN, ALL_TIE = [0, 1, 2], [2, 1, 0], [[0, 1, 2]]
         pytest.param(pair_votes_of_one_person, {}, id="one person's pairs"),
         pytest.param(lambda: concatenate([judged(1, UP), counted(4)]), {}, id="none in training"),
         pytest.param(lambda: concatenate([judged(1, UP), counted(4)]), {"seed": 1}, id="none held out"),
+        pytest.param(lambda: concatenate([judged(1, UP), counted(4)]), {"seed": 2}, id="only to validate"),
         pytest.param(lambda: concatenate([judged(3, UP, DOWN), counted(20)]), {"seed": 1}, id="none to validate"),
     ],
 )

@@ -31,7 +31,7 @@ from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
 from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
-from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
+from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel, tied_first
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.votes.judgments import Judgments
 
@@ -44,41 +44,6 @@ LOWEST = -40.0
 
 
 # --- Plackett–Luce with ties ------------------------------------------------------------------------------------------
-
-NODES = np.arange(-24.0, 6.2, 0.2)
-"""Nodes x of the trapezoid rule for the integral of ``tied_first``, whose integrand decays at both ends."""
-
-
-def tied_first(log_ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return log P(all tied responses come before all lower ones) under Plackett–Luce, and its gradient.
-
-    A tie states no order, so its probability is the sum over all orders of the tied responses. With independent
-    exponential clocks of rates e^r, Plackett–Luce is the order in which they ring (Yellott 1977). With ρ_b the rate of
-    a tied response over the total rate of the lower ones,
-
-        P = ∫_0^∞ e^{−s} Π_b (1 − e^{−ρ_b s}) ds = ∫ e^{x − e^x} Π_b (1 − exp(−ρ_b e^x)) dx.
-
-    The trapezoid rule on the second form is accurate to about 8 digits.
-
-    Args:
-        log_ratio: log ρ_b, ``(n_tied, …)``.
-
-    Returns:
-        log P, ``(…)``, and ∂ log P / ∂ log ρ_b, ``(n_tied, …)``.
-
-    Example:
-        >>> probability, _ = tied_first(np.zeros((2, 1)))  # A and B before C, all equally likely
-        >>> np.exp(probability).round(6)
-        array([0.333333])
-    """
-    x = NODES.reshape(-1, *[1] * log_ratio.ndim)
-    scaled = np.exp(np.clip(log_ratio + x, -700, 700))
-    missed = np.log(-np.expm1(-scaled))
-    terms = (x - np.exp(x))[:, 0] + missed.sum(axis=1)
-    total = logsumexp(terms, axis=0)
-    slope = np.where(scaled > 30, 0.0, scaled / np.expm1(np.minimum(scaled, 30)))
-    gradient = np.einsum("x...,xb...->b...", np.exp(terms - total), slope)
-    return np.asarray(total + np.log(NODES[1] - NODES[0])), np.asarray(gradient)
 
 
 @dataclass(frozen=True, eq=False)
