@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Vectors
-from pluralign.core.processes import Processes
+from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray
 from pluralign.core.random_streams import EVALUATION_FOLDS, FIRST_CHOICES, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
@@ -460,19 +459,10 @@ def measure_fit(
     arrays = {**ensemble.baselines, **{name: baseline.arrays for name, baseline in baselines.items()}}
     trained_on = records.hash_prompts(votes.prompts[np.unique(learned_from)])
     ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
-    features = gather_rows(data.features, rows_of_texts(test_votes, votes), data.checkpoints.processes)
+    features = data.checkpoints.processes.gathered(data.features, rows_of_texts(test_votes, votes))
     evaluation = evaluate_features(ensemble, test_votes, features)
     ensemble = replace(ensemble, record=replace(record, evaluation=evaluation))
     return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(features))
-
-
-def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
-    """Return some rows of the features, each from the process that holds it."""
-    own = processes.part(len(features))
-    gathered = np.zeros((len(rows), features.shape[1]), dtype=np.float32)
-    mine = (rows >= own.start) & (rows < own.stop)
-    gathered[mine] = features[rows[mine]]
-    return processes.total(gathered)
 
 
 def bound_cost(

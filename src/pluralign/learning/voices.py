@@ -25,6 +25,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
+from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import RATER_MIXTURE, random_stream
 from pluralign.ensemble.record import JudgmentFigures
 from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
@@ -146,13 +147,14 @@ class RankedTexts:
     """``(n_judgments,)``."""
 
     @classmethod
-    def of(cls, judgments: Judgments, items: IndexArray, inputs: Array) -> "RankedTexts":
+    def of(cls, judgments: Judgments, items: IndexArray, inputs: Array, processes: Processes = ALONE) -> "RankedTexts":
         """Gather what rankings need.
 
         Args:
             judgments: the judgments.
             items: text of each of their entries (``judgments.items``), ``(n_entries,)``.
             inputs: of all texts, ``(n_items, d)``.
+            processes: those that hold a part of the inputs each.
         """
         used, text = np.unique(items, return_inverse=True)
         prompt = np.zeros(len(used), dtype=np.int64)
@@ -178,7 +180,7 @@ class RankedTexts:
         first = np.flatnonzero(np.diff(prompt, prepend=-1))
         of_judgment = np.zeros(judgments.n, dtype=np.int32)
         of_judgment[judgments.judgment] = group[person]
-        return cls(inputs[used], first, shapes, person, group, prompt_of_group, of_judgment)
+        return cls(processes.gathered(inputs, used), first, shapes, person, group, prompt_of_group, of_judgment)
 
     def __len__(self) -> int:
         """Return the number of rankings."""
@@ -514,7 +516,8 @@ class VoicesSearch:
         """Return the judgments on the prompts of some training pairs, ``(n_train,)``."""
         kept = np.isin(self.judgments.prompt, self.task.train.prompt[rows])
         items = self.items[np.repeat(kept, self.judgments.sizes)]
-        return RankedTexts.of(self.judgments[kept], items, self.task.train.inputs)
+        train = self.task.train
+        return RankedTexts.of(self.judgments[kept], items, train.inputs, train.processes)
 
     @cached_property
     def parts(self) -> list[tuple[RankedTexts, RankedTexts]]:
