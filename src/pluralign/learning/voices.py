@@ -139,7 +139,7 @@ class RankedTexts:
     person: IndexArray
     """Of each ranking, ``(n,)``."""
     group: IndexArray
-    """Group of each person: those who judged the same responses, or everyone if persons are known across prompts,
+    """Group of each person: those who judged the same responses; alone if persons are known across prompts,
     ``(n_persons,)``."""
     prompt_of_group: IndexArray
     """``(n_groups,)``."""
@@ -239,8 +239,8 @@ class Voices:
     def by_group(self, texts: RankedTexts) -> FloatArray:
         """Return log P(group) of each group, ``(n_groups,)``."""
         weights = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.common_shares, self.factor_shares))
-        of_texts = (texts.inputs @ one.astype(texts.inputs.dtype) for one in (self.theta, self.common))
-        by_group: FloatArray = _Hypotheses.of(texts, *of_texts).posterior(*weights)[0]
+        rewards = (texts.inputs @ one.astype(texts.inputs.dtype) for one in (self.theta, self.common))
+        by_group: FloatArray = _Hypotheses.of(texts, *rewards).posterior(*weights)[0]
         return by_group
 
 
@@ -266,6 +266,7 @@ class _Hypotheses:
         return cls(texts, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
 
     def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
+        """Return the arguments of ``shape.log_likelihood`` for some rankings and one T, ``(…, k, n_common, n)``."""
         own, own_rate, shared, shared_rate = self.rates[factor]
         rate = np.empty((len(texts), len(own), len(shared), texts.shape[1]), dtype=own.dtype)
         for position, of_place in enumerate(texts):
@@ -297,11 +298,11 @@ class _Hypotheses:
         """Return Σ_rankings E[∂ log PL / ∂ r] of texts, for members and then common parts, ``(n_texts, k + n_h)``."""
         texts, (k, n_common) = self.texts, posterior.shape[:2]
         entries = np.zeros((k + n_common, texts.scatter.shape[1]), dtype=np.float32)
-        for number, factor in enumerate(FACTORS):
-            of_persons, row = np.asarray(posterior[:, :, number] / factor, dtype=np.float32), 0
+        for factor, divisor in enumerate(FACTORS):
+            of_persons, row = np.asarray(posterior[:, :, factor] / divisor, dtype=np.float32), 0
             for shape in texts.shapes:
                 for rankings, of_block in shape.blocks():
-                    rate, log_rate = self._block(shape, of_block, number)
+                    rate, log_rate = self._block(shape, of_block, factor)
                     found = shape.log_likelihood(rate, log_rate)[1:]
                     for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
                         rows = slice(row, row + len(rankings))
@@ -326,6 +327,10 @@ def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
     return np.asarray((highest + total).squeeze(axis=axes))
 
 
+LOOSER = 3.0
+"""λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
+
+
 @dataclass(frozen=True)
 class Penalties:
     """Strengths of regularisation, per choice."""
@@ -336,6 +341,15 @@ class Penalties:
     """λ, of what is a member's own, and of common parts."""
     single: float
     """λ_0 of one reward without them."""
+
+    @classmethod
+    def of(cls, own: float, single: float) -> "Penalties":
+        """Return the strengths of a mixture from the two that are chosen."""
+        return cls(LOOSER * own, own, single)
+
+    def alone(self) -> "Penalties":
+        """Return the strengths of one reward without common parts."""
+        return Penalties(self.single, 0.0, self.single)
 
 
 STEPS = 50
@@ -413,8 +427,6 @@ def fit_voices(
 
 STRENGTHS = (0.15, 0.06, 0.025, 0.01, 0.004, 0.0015, 0.0006, 0.0002)
 """Values of λ and λ_0 to choose from, strongest first."""
-LOOSER = 3.0
-"""λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
 AT_ONCE = 2
 """Strengths that are tried side by side. The search ends when none of them is better than the best one before."""
 SEARCH_FOLDS = 1
@@ -440,7 +452,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         judgments: on the training prompts.
         items: text of each of their entries, ``(n_entries,)``.
     """
-    options, keep, policy = task.options, task.checkpoints.keep, task.options.level == "policy"
+    options, keep = task.options, task.checkpoints.keep
     search = VoicesSearch(task, judgments, items)
     task.watcher.choosing("shrinkage")
     penalties = keep("judgments-penalties", Penalties, lambda: search.choose_penalties(task.usual_size))
@@ -450,8 +462,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     else:
         size = int(options.k)
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
-    alone = Penalties(penalties.single, 0.0, penalties.single)
-    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, 0, alone)[0])
+    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, 0, penalties.alone())[0])
 
     def fitted(k: int, n_common: int, start: FloatArray, restarts: int = 1) -> Voices:
         def fit() -> Voices:
@@ -473,25 +484,35 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     (voices, common), baselines, checked, common_single, *mixtures = task.in_parallel(fits)
     history, free = list[Any](), Members(single.theta, single.shares)
 
-    def as_members(voices: Voices, *, bound: float) -> Members:
-        theta = voices.theta
-        if bound < 1:
-            anchor = single.theta[:, 0]
-            capped = [cap_disagreement(one, anchor, task.train.difference, task.train.prob_a, bound) for one in theta.T]
-            theta = np.column_stack(capped)
-        if policy:
-            return adjusted_to_counts(task.train, Members(theta / checked.temperature, voices.shares))
-        votes = hard_votes(task.train.difference, theta)
-        return Members(theta, *weights_and_undecided(votes, task.train.prob_a, undecided=options.undecided))
-
+    as_members = partial(members_of, task, anchor=start, temperature=checked.temperature)
     for mixture in [*[single] * (size > 1), *mixtures, voices]:
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
     models = {"voices": common, "one reward": single, "one reward and common parts": common_single}
-    temperature = 1.0 if policy else checked.temperature
+    temperature = 1.0 if options.level == "policy" else checked.temperature
     result = Fitted(members, temperature, baselines, unbounded, history, "judgments", None, checked.choice_model)
     return replace(result, models={name: asdict(one) for name, one in models.items()})
+
+
+def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, temperature: float, bound: float) -> Members:
+    """Return the members of a mixture for the level of the fit, with weights that match the vote counts.
+
+    Args:
+        task: the training pairs.
+        voices: the mixture.
+        anchor: the single reward that a member above the bound is mixed with, ``(d,)``.
+        temperature: β of the policy level, which members include.
+        bound: maximum training disagreement of a member; 1 sets no bound.
+    """
+    train, theta = task.train, voices.theta
+    if bound < 1:
+        capped = [cap_disagreement(one, anchor, train.difference, train.prob_a, bound) for one in theta.T]
+        theta = np.column_stack(capped)
+    if task.options.level == "policy":
+        return adjusted_to_counts(train, Members(theta / temperature, voices.shares))
+    votes = hard_votes(train.difference, theta)
+    return Members(theta, *weights_and_undecided(votes, train.prob_a, undecided=task.options.undecided))
 
 
 @dataclass(frozen=True)
@@ -527,53 +548,43 @@ class VoicesSearch:
             folds = folds[:SEARCH_FOLDS]
         return [(self.texts(~fold), self.texts(fold)) for fold in folds]
 
-    def single(self, part: int, strength: float) -> Voices:
-        """Return one reward for everyone, fitted without the validation prompts."""
-        key = 1, strength, part
+    def fitted(self, part: int, k: int, penalties: Penalties) -> Voices:
+        """Return a mixture without common parts, fitted without the validation prompts of a part."""
+        start = None
+        if k == 1:
+            penalties = penalties.alone()
+        else:
+            start = self.fitted(part, 1, penalties).theta[:, 0]
+        key = part, k, penalties
         if key not in self.fits:
-            self.fits[key] = fit_voices(self.parts[part][0], 1, 0, Penalties(strength, 0.0, strength))[0]
+            learn, seed = self.parts[part][0], self.task.options.seed
+            self.fits[key] = fit_voices(learn, k, 0, penalties, start, seed=seed)[0]
         return self.fits[key]
-
-    def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
-        """Return the strength with the highest log likelihood, tried from the strongest on."""
-        found: list[float] = []
-        while len(found) < len(STRENGTHS) and int(np.argmax(found or [0])) >= len(found) - AT_ONCE:
-            tried = STRENGTHS[len(found) : len(found) + AT_ONCE]
-            found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
-        return STRENGTHS[int(np.argmax(found))]
-
-    def learned(self, k: int, penalties: Penalties) -> list[Voices]:
-        """Return mixtures that are fitted without the validation prompts."""
-        seed, fits = self.task.options.seed, []
-        for number, (learn, _) in enumerate(self.parts):
-            key = k, penalties, number
-            if key not in self.fits:
-                start = self.single(number, penalties.single).theta[:, 0]
-                self.fits[key] = fit_voices(learn, k, 0, penalties, start, seed=seed)[0]
-            fits.append(self.fits[key])
-        return fits
 
     def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
         """Return log P of each group on validation prompts, by a mixture fitted without them, ``(n_groups,)``."""
-        fits = zip(self.learned(k, penalties), self.parts, strict=True)
-        return np.concatenate([fit.by_group(check) for fit, (_, check) in fits])
+        parts = enumerate(self.parts)
+        return np.concatenate([self.fitted(part, k, penalties).by_group(check) for part, (_, check) in parts])
+
+    def best_strength(self, k: int, penalties_of: Callable[[float], Penalties]) -> float:
+        """Return the strength with the highest log likelihood, tried from the strongest on."""
+
+        def log_likelihood(strength: float) -> float:
+            return float(self.log_likelihood(k, penalties_of(strength)).sum())
+
+        found: list[float] = []
+        for first in range(0, len(STRENGTHS), AT_ONCE):
+            tried = STRENGTHS[first : first + AT_ONCE]
+            found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
+            if np.argmax(found) < first:
+                break
+        return STRENGTHS[int(np.argmax(found))]
 
     def choose_penalties(self, k: int) -> Penalties:
         """Choose λ_0 of one reward, then λ of a mixture."""
-
-        def one(strength: float) -> float:
-            parts = enumerate(self.parts)
-            return float(sum(self.single(i, strength).by_group(check).sum() for i, (_, check) in parts))
-
-        single = self.best_strength(one)
-        if k == 1:
-            return Penalties(LOOSER * single, single, single)
-
-        def several(strength: float) -> float:
-            return float(self.log_likelihood(k, Penalties(LOOSER * strength, strength, single)).sum())
-
-        own = self.best_strength(several)
-        return Penalties(LOOSER * own, own, single)
+        single = self.best_strength(1, lambda strength: Penalties.of(strength, strength))
+        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties.of(strength, single))
+        return Penalties.of(own, single)
 
     def choose_size(self, penalties: Penalties) -> int:
         """Return the smallest k whose log likelihood is within one standard error of the best."""
@@ -592,8 +603,7 @@ class VoicesSearch:
         A person's choices count if the mixture predicts these judgments better than one reward with common parts.
         """
         task, (learn, check) = self.task, self.parts[0]
-        single = self.single(0, penalties.single)
-        voices = self.learned(k, penalties)[0] if k > 1 else single
+        single, voices = self.fitted(0, 1, penalties), self.fitted(0, k, penalties)
         members = Members(voices.theta, voices.shares)
         if task.options.level == "vote":
             members = members.unit_spread(task.learn, together=True)
