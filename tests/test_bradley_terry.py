@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, softmax
 from simulated import as_array, numeric_gradient, paired
 
-from pluralign.learning import bradley_terry
+from pluralign.learning import bradley_terry, policy_level
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
 from pluralign.learning.pairs import Members, Pairs, scores, validation_folds
 from pluralign.learning.policy_level import (
@@ -294,7 +294,9 @@ def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
     assert four < one < single, "even a single member is fitted to the squared error"
 
 
-def test_members_of_another_fit_move_to_the_counts_against_a_pull() -> None:
+def test_members_of_another_fit_move_to_the_counts_against_a_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One leading direction and those of two members are all three directions."""
+    monkeypatch.setattr(policy_level, "FEW_DIRECTIONS", 1)
     pairs, own = two_groups(), np.array([[1.0, -0.2], [0.5, 0.5], [0.3, 0.0]])
 
     def objective(theta: np.ndarray, weights: np.ndarray) -> float:
