@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, softmax
 from simulated import as_array, numeric_gradient, paired
 
-from pluralign.learning import bradley_terry
+from pluralign.learning import bradley_terry, policy_level
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.pairs import Pairs, scores, validation_folds
-from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, policy_loss, train_policy_level
+from pluralign.learning.pairs import Members, Pairs, scores, validation_folds
+from pluralign.learning.policy_level import (
+    PULL,
+    PolicyOptions,
+    adjusted_to_counts,
+    choose_policy_options,
+    policy_loss,
+    train_policy_level,
+)
 from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, Teacher, damp, fit_teacher
 from pluralign.theory.calibration import brier, sigmoid
 
@@ -250,12 +257,13 @@ def test_chosen_grid_point_has_the_lowest_validation_error() -> None:
 def test_policy_loss_gradient_equals_finite_differences(seed: int, l2: float, k: int) -> None:
     rng = np.random.default_rng(seed)
     x, prob_a, weight = rng.standard_normal((25, 3)), rng.random(25), rng.dirichlet(np.ones(25))
-    loss, unknowns = policy_loss(x, prob_a, l2, k, weight), rng.standard_normal(3 * k + k)
+    center, unknowns = rng.standard_normal((3, k)), rng.standard_normal(3 * k + k)
+    loss = policy_loss(x, prob_a, l2, k, weight, center)
     theta, logits = unknowns[: 3 * k].reshape(3, k), unknowns[3 * k :]
     weights = np.exp(logits) / np.exp(logits).sum()
     share = 1 / (1 + np.exp(-x @ theta)) @ weights
     value, gradient = loss(unknowns)
-    assert value == pytest.approx(weight @ (share - prob_a) ** 2 + l2 / k * np.sum(theta**2), rel=1e-12)
+    assert value == pytest.approx(weight @ (share - prob_a) ** 2 + l2 / k * np.sum((theta - center) ** 2))
     np.testing.assert_allclose(gradient, numeric_gradient(lambda at: loss(at)[0], unknowns), atol=1e-8)
 
 
@@ -284,6 +292,23 @@ def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
     assert brier(share, pairs.prob_a) < 0.5 * single
     one, four = (train_policy_level(pairs, teacher_of(pairs), k, VOTES).brier(pairs, "policy") for k in (1, 4))
     assert four < one < single, "even a single member is fitted to the squared error"
+
+
+def test_members_of_another_fit_move_to_the_counts_against_a_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One leading direction and those of two members are all three directions."""
+    monkeypatch.setattr(policy_level, "FEW_DIRECTIONS", 1)
+    pairs, own = two_groups(), np.array([[1.0, -0.2], [0.5, 0.5], [0.3, 0.0]])
+
+    def objective(theta: np.ndarray, weights: np.ndarray) -> float:
+        share = sigmoid(pairs.difference @ theta) @ weights
+        return brier(share, pairs.prob_a) + PULL / 2 * float(np.sum((theta - own) ** 2))
+
+    start = np.append(own.ravel(), np.zeros(2))
+    best = minimize(lambda at: objective(at[:6].reshape(3, 2), softmax(at[6:])), start).fun
+    found = adjusted_to_counts(pairs, Members(own, np.array([0.5, 0.5])))
+    assert objective(found.theta, found.weights) == pytest.approx(best, rel=1e-4)
+    assert best < 0.8 * objective(own, np.array([0.5, 0.5]))
+    assert found.weights.sum() == pytest.approx(1)
 
 
 def test_a_policy_level_fit_depends_only_on_the_seed() -> None:

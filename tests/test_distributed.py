@@ -118,3 +118,18 @@ def test_a_killed_fit_with_stored_features_resumes_after_its_last_step(tmp_path:
     assert json.loads(out)["processes"] == 2
     same(alone, tmp_path / "two")
     assert not list((tmp_path / "two").glob(".unfinished*")), "no checkpoint is left"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_blocks")
+def test_two_processes_with_a_part_of_the_features_each_learn_from_the_same_judgments(tmp_path: Path) -> None:
+    votes, features, encoder = "demo-rankings:600", tmp_path / "features", "hashing:48"
+    assert run("encode", votes, "-o", features, "--encoder", encoder).returncode == 0
+    alone = fit(load_preferences(votes), encoder=encoder, k=2, features=str(features))
+    command = ("fit", votes, "--encoder", encoder, "--k", "2", "--features", features, "--json")
+    together = launch(*command, "-o", tmp_path / "two")
+    out, errors = together.communicate(timeout=240)
+    assert together.returncode == 0, errors
+    assert json.loads(out)["processes"] == 2
+    assert alone.record.target == json.loads(out)["target"] == "judgments"
+    same(alone, tmp_path / "two")

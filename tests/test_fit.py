@@ -499,6 +499,10 @@ def test_a_stated_default_gives_the_fit_without_it(quick: None, votes: Preferenc
         ({"lora_rank": 4}, "--lora-rank .* without --backbone"),
         ({"report_to": "wandb"}, "--report-to .* without --backbone"),
         ({"compare_frozen": False}, "--no-compare-frozen .* without --backbone"),
+        ({"judgments": False, "raters": True}, "--no-judgments .* --raters"),
+        ({"judgments": False, "backbone": "x"}, "--no-judgments .* --backbone"),
+        ({"judgments": False, "pooling": "attention"}, "--no-judgments .* --pooling attention"),
+        ({"judgments": False, "method": "stagewise"}, "--no-judgments .* --method stagewise"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,23 @@ def test_many_ties_and_distant_rewards_keep_their_probability(gap: float) -> Non
     found = posterior.plackett_luce(np.append(np.full(n, gap), 0.0)[:, None], [0] * n + [1])
     assert found == pytest.approx(expected, rel=1e-10, abs=1e-10)
     assert posterior.plackett_luce(np.zeros((n, 1)), [5] * n) == [0.0], "one tie of all states nothing"
+
+
+@pytest.mark.parametrize(("low", "high"), [(-12, -12), (-12, 12), (12, 12)])
+def test_a_tie_and_its_gradient_are_exact_sums(low: float, high: float) -> None:
+    """P = Σ_S (−1)^|S| / (1 + ρ(S)) over all subsets S of the tied responses, in numbers of 200 digits."""
+    log_ratio = np.random.default_rng(0).uniform(low, high, 10)
+    with localcontext(prec=200):
+        rates = [Decimal(value).exp() for value in log_ratio.tolist()]
+        subsets = [one for size in range(11) for one in itertools.combinations(range(10), size)]
+        terms = {one: (-1) ** len(one) / (1 + sum((rates[b] for b in one), Decimal())) for one in subsets}
+        total = sum(terms.values())
+        squares = {one: (-1) ** len(one) * term**2 for one, term in terms.items()}
+        slopes = [-rates[b] * sum(squares[one] for one in subsets if b in one) / total for b in range(10)]
+        expected, gradient = float(total.ln()), [float(slope) for slope in slopes]
+    found, slope = posterior.tied_first(log_ratio[:, None])
+    assert found == pytest.approx(expected, abs=1e-9)
+    np.testing.assert_allclose(slope[:, 0], gradient, atol=1e-9)
 
 
 def test_without_choices_the_posterior_is_the_prior() -> None:

@@ -70,6 +70,14 @@ class Processes:
         torch.distributed.all_reduce(tensor)
         return tensor.numpy()  # type: ignore[return-value]
 
+    def gathered(self, array: npt.NDArray[Any], rows: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return some rows of an array, each from the process that holds it. Every process must call it."""
+        own = self.part(len(array))
+        found = np.zeros((len(rows), *array.shape[1:]), dtype=np.result_type(array.dtype, np.float32))
+        mine = (rows >= own.start) & (rows < own.stop)
+        found[mine] = array[rows[mine]]
+        return self.total(found)
+
     def agreed(self, decide: Callable[[], Value]) -> Value:
         """Return the value that ``decide`` returns in the first process. Every process must call it."""
         if self.count == 1:

@@ -193,6 +193,6 @@ def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, dict[st
     """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
     ensemble, held_out = fit_members(data, raters)
     test, processes = held_out.preferences, data.checkpoints.processes
-    features = measure.gather_rows(data.features, rows_of_texts(test, data.preferences), processes)
+    features = processes.gathered(data.features, rows_of_texts(test, data.preferences))
     own, baselines = measure.read_ensemble(ensemble, test, features)
     return {"readings": dict(own.readings), "baselines": {name: found.share for name, found in baselines.items()}}

@@ -66,9 +66,9 @@ def _fitted(data: LearningData, task: FitTask) -> Fitted:
     options, votes = data.options, data.preferences
     if options.method == "stagewise":
         return fit_stagewise(task)
-    if (judged := votes.whole_judgments if options.judgments and options.target == "auto" else None) is None:
+    judged = votes.whole_judgments if options.judgments and options.target == "auto" else None
+    if judged is None or not (rows := np.isin(judged.prompt, task.train.prompt)).any():
         return fit_joint(task)
-    rows = np.isin(judged.prompt, task.train.prompt)
     items = judged.items(votes)[np.repeat(rows, judged.sizes)]
     return fit_judgments(task, judged[rows].unlinked(), items)
 

@@ -9,18 +9,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Vectors
-from pluralign.core.processes import Processes
+from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray
 from pluralign.core.random_streams import EVALUATION_FOLDS, FIRST_CHOICES, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
 from pluralign.ensemble import record as records
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import VOICES, RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.learning.baselines import Baseline
 from pluralign.learning.pairs import Differences, Members, Pairs, hard_votes
 from pluralign.learning.task import LearningData
-from pluralign.learning.voices import MODELS, judgment_figures
+from pluralign.learning.voices import judgment_figures
 from pluralign.text.judge import JudgeUsage
 from pluralign.theory import calibration
 from pluralign.theory.calibration import brier, by_stratum, expected_calibration_error, reliability, squared_error
@@ -259,7 +258,7 @@ def read_ensemble(
         baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst, plain)
     predictor = ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name)
     judged, found = preferences.judgments, None
-    if judged is not None and MODELS[0] in ensemble.baselines:
+    if judged is not None and VOICES in ensemble.baselines:
         found = judgment_figures(ensemble.baselines, judged, judged.items(preferences), inputs)
     return replace(predictor, rewards=rewards, judged=found), baselines
 
@@ -460,19 +459,10 @@ def measure_fit(
     arrays = {**ensemble.baselines, **{name: baseline.arrays for name, baseline in baselines.items()}}
     trained_on = records.hash_prompts(votes.prompts[np.unique(learned_from)])
     ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
-    features = gather_rows(data.features, rows_of_texts(test_votes, votes), data.checkpoints.processes)
+    features = data.checkpoints.processes.gathered(data.features, rows_of_texts(test_votes, votes))
     evaluation = evaluate_features(ensemble, test_votes, features)
     ensemble = replace(ensemble, record=replace(record, evaluation=evaluation))
     return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(features))
-
-
-def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
-    """Return some rows of the features, each from the process that holds it."""
-    own = processes.part(len(features))
-    gathered = np.zeros((len(rows), features.shape[1]), dtype=np.float32)
-    mine = (rows >= own.start) & (rows < own.stop)
-    gathered[mine] = features[rows[mine]]
-    return processes.total(gathered)
 
 
 def bound_cost(

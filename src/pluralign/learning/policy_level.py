@@ -15,7 +15,13 @@ from scipy.special import softmax
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import POLICY_LEVEL, random_stream
-from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry, fit_em
+from pluralign.learning.bradley_terry import (
+    FEW_DIRECTIONS,
+    directions_with,
+    fit_bradley_terry,
+    fit_em,
+    principal_directions,
+)
 from pluralign.learning.joint import ShareLoss
 from pluralign.learning.pairs import Members, Pairs, cap_disagreement, errors_on_folds, scores
 from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor
@@ -163,10 +169,12 @@ PULL, PULL_STEPS = 0.05, 50
 def adjusted_to_counts(pairs: Pairs, members: Members) -> Members:
     """Move the members of another fit a little, so that their weighted σ(Δr_j) match the vote shares better.
 
-    Minimises Σ_i w_i (Σ_j α_j σ((θ_j + ξ_j)·d_i) − p_i)² + λ/k Σ_j |ξ_j|² over ξ, in the leading directions, and α.
+    Minimises Σ_i w_i (Σ_j α_j σ((θ_j + ξ_j)·d_i) − p_i)² + λ/k Σ_j |ξ_j|² over ξ, in the leading directions and those
+    of the members, and α.
     """
     difference, k = pairs.difference, members.k
-    axes = directions_with(difference, members.theta @ members.weights)
+    leading = principal_directions(difference, FEW_DIRECTIONS)
+    axes = np.linalg.qr(np.column_stack([leading, members.theta]))[0].astype(difference.dtype)
     x, own = np.ascontiguousarray(difference @ axes), np.asarray(axes.T @ members.theta, dtype=np.float64)
     objective = policy_loss(x, pairs.prob_a, PULL, k, np.full(len(x), 1 / len(x)), own)
     start = np.append(own.ravel(), np.log(np.maximum(members.weights, 1e-6)))

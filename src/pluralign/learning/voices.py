@@ -23,7 +23,7 @@ by importance sampling around the mode.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
+from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
 from pluralign.ensemble.ensemble import VOICES
 from pluralign.ensemble.record import JudgmentFigures
@@ -39,7 +40,7 @@ from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
 from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
-from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
+from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel, tied_first
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.votes.judgments import Judgments
 
@@ -52,41 +53,6 @@ LOWEST = -40.0
 
 
 # --- Plackett–Luce with ties ------------------------------------------------------------------------------------------
-
-NODES = np.arange(-24.0, 6.2, 0.2)
-"""Nodes x of the trapezoid rule for the integral of ``tied_first``, whose integrand decays at both ends."""
-
-
-def tied_first(log_ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return log P(all tied responses come before all lower ones) under Plackett–Luce, and its gradient.
-
-    A tie states no order, so its probability is the sum over all orders of the tied responses. With independent
-    exponential clocks of rates e^r, Plackett–Luce is the order in which they ring (Yellott 1977). With ρ_b the rate of
-    a tied response over the total rate of the lower ones,
-
-        P = ∫_0^∞ e^{−s} Π_b (1 − e^{−ρ_b s}) ds = ∫ e^{x − e^x} Π_b (1 − exp(−ρ_b e^x)) dx.
-
-    The trapezoid rule on the second form is accurate to about 8 digits.
-
-    Args:
-        log_ratio: log ρ_b, ``(n_tied, …)``.
-
-    Returns:
-        log P, ``(…)``, and ∂ log P / ∂ log ρ_b, ``(n_tied, …)``.
-
-    Example:
-        >>> probability, _ = tied_first(np.zeros((2, 1)))  # A and B before C, all equally likely
-        >>> np.exp(probability).round(6)
-        array([0.333333])
-    """
-    x = NODES.reshape(-1, *[1] * log_ratio.ndim)
-    scaled = np.exp(np.clip(log_ratio + x, -700, 700))
-    missed = np.log(-np.expm1(-scaled))
-    terms = (x - np.exp(x))[:, 0] + missed.sum(axis=1)
-    total = logsumexp(terms, axis=0)
-    slope = np.where(scaled > 30, 0.0, scaled / np.expm1(np.minimum(scaled, 30)))
-    gradient = np.einsum("x...,xb...->b...", np.exp(terms - total), slope)
-    return np.asarray(total + np.log(NODES[1] - NODES[0])), np.asarray(gradient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +147,7 @@ class RankedTexts:
     person: IndexArray
     """Of each ranking, ``(n,)``."""
     group: IndexArray
-    """Group of each person: those who judged the same responses, or everyone if persons are known across prompts,
+    """Group of each person: those who judged the same responses; alone if persons are known across prompts,
     ``(n_persons,)``."""
     prompt_of_group: IndexArray
     """``(n_groups,)``."""
@@ -189,13 +155,14 @@ class RankedTexts:
     """``(n_judgments,)``."""
 
     @classmethod
-    def of(cls, judgments: Judgments, items: IndexArray, inputs: Array) -> "RankedTexts":
+    def of(cls, judgments: Judgments, items: IndexArray, inputs: Array, processes: Processes = ALONE) -> "RankedTexts":
         """Gather what rankings need.
 
         Args:
             judgments: the judgments.
             items: text of each of their entries (``judgments.items``), ``(n_entries,)``.
             inputs: of all texts, ``(n_items, d)``.
+            processes: those that hold a part of the inputs each.
         """
         used, text = np.unique(items, return_inverse=True)
         prompt = np.zeros(len(used), dtype=np.int64)
@@ -221,7 +188,7 @@ class RankedTexts:
         first = np.flatnonzero(np.diff(prompt, prepend=-1))
         of_judgment = np.zeros(judgments.n, dtype=np.int32)
         of_judgment[judgments.judgment] = group[person]
-        return cls(inputs[used], first, shapes, person, group, prompt_of_group, of_judgment)
+        return cls(processes.gathered(inputs, used), first, shapes, person, group, prompt_of_group, of_judgment)
 
     def __len__(self) -> int:
         """Return the number of rankings."""
@@ -280,9 +247,19 @@ PROBE = 0.05
 """Step that measures the curvature."""
 
 
-Nuisances: TypeAlias = tuple[float, float, float]
-"""What the test of voices adds to a mixture: a factor of rewards, the spread σ of log T (normal), and τ."""
-NUISANCES: Nuisances = (1.0, 0.8, 0.6)
+@dataclass(frozen=True)
+class Nuisances:
+    """What the test of voices adds to a mixture."""
+
+    scale: float
+    """Factor of rewards."""
+    sigma: float
+    """Spread of log T over people, which is normal."""
+    tau: float
+    """τ, the spread of deviations."""
+
+
+NUISANCES = (1.0, 0.8, 0.6)
 """Where their search starts."""
 NUISANCE_STEPS, NUISANCE_JUDGMENTS = 36, 500
 """Values that are tried, and the judgments of validation prompts that decide."""
@@ -311,10 +288,9 @@ class Voices:
 
     def with_nuisances(self, found: Nuisances) -> "Voices":
         """Return the mixture with rewards times a factor, log T ~ N(0, σ²) by Gauss–Hermite quadrature, and τ."""
-        scale, sigma, tau = found
         nodes, weights = QUADRATURE
-        factors, shares = np.exp(sigma * nodes), weights / weights.sum()
-        return replace(self, theta=self.theta * scale, factors=factors, factor_shares=shares, deviation=tau)
+        factors, shares = np.exp(found.sigma * nodes), weights / weights.sum()
+        return replace(self, theta=self.theta * found.scale, factors=factors, factor_shares=shares, deviation=found.tau)
 
     def by_group(self, texts: RankedTexts) -> FloatArray:
         """Return log P of each group, ``(n_groups,)``."""
@@ -416,6 +392,7 @@ class _Hypotheses:
         return cls(texts, factors, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
 
     def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
+        """Return the arguments of ``shape.log_likelihood`` for some rankings and one T, ``(…, k, n_common, n)``."""
         own, own_rate, shared, shared_rate = self.rates[factor]
         rate = np.empty((len(texts), len(own), len(shared), texts.shape[1]), dtype=own.dtype)
         for position, of_place in enumerate(texts):
@@ -454,11 +431,11 @@ class _Hypotheses:
         """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``."""
         texts, k = self.texts, len(posterior)
         entries = np.zeros((k, texts.scatter.shape[1]), dtype=np.float32)
-        for number, factor in enumerate(self.factors):
-            of_persons, row = np.asarray(posterior[:, :, number] / factor, dtype=np.float32), 0
+        for factor, divisor in enumerate(self.factors):
+            of_persons, row = np.asarray(posterior[:, :, factor] / divisor, dtype=np.float32), 0
             for shape in texts.shapes:
                 for rankings, of_block in shape.blocks():
-                    rate, log_rate = self._block(shape, of_block, number)
+                    rate, log_rate = self._block(shape, of_block, factor)
                     found = shape.log_likelihood(rate, log_rate)[1:]
                     for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
                         entries[:, row : row + len(rankings)] += slope.sum(axis=1)
@@ -481,6 +458,10 @@ def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
     return np.asarray((highest + total).squeeze(axis=axes))
 
 
+LOOSER = 3.0
+"""λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
+
+
 @dataclass(frozen=True)
 class Penalties:
     """Strengths of regularisation, per choice."""
@@ -491,6 +472,15 @@ class Penalties:
     """λ, of what is a member's own."""
     single: float
     """λ_0 of one reward for everyone."""
+
+    @classmethod
+    def of(cls, own: float, single: float) -> "Penalties":
+        """Return the strengths of a mixture from the two that are chosen."""
+        return cls(LOOSER * own, own, single)
+
+    def alone(self) -> "Penalties":
+        """Return the strengths of one reward without common parts."""
+        return Penalties(self.single, 0.0, self.single)
 
 
 STEPS = 50
@@ -515,8 +505,9 @@ def fit_voices(
     d, n_own = x.shape[1], k if k > 1 else 0
     unknowns = np.zeros((d, 1 + n_own))
     unknowns[:, 1:] = random_stream(seed, RATER_MIXTURE, k).standard_normal((d, n_own))
-    spread = np.std(x @ unknowns[:, 1:].astype(x.dtype), axis=0)
-    unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
+    if len(x):
+        spread = np.std(x @ unknowns[:, 1:].astype(x.dtype), axis=0)
+        unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
         unknowns[:, 0] = start
     strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
@@ -554,8 +545,7 @@ def best_nuisances(fits: Sequence[tuple[Voices, RankedTexts]]) -> Nuisances:
     """
 
     def values(logs: FloatArray) -> Nuisances:
-        scale, sigma, tau = np.exp(np.clip(logs, -4, 3)).tolist()
-        return scale, sigma, tau
+        return Nuisances(*np.exp(np.clip(logs, -4, 3)).tolist())
 
     def loss(logs: FloatArray) -> float:
         return -float(sum(one.with_nuisances(values(logs)).by_group(texts).sum() for one, texts in fits))
@@ -570,8 +560,6 @@ def best_nuisances(fits: Sequence[tuple[Voices, RankedTexts]]) -> Nuisances:
 
 STRENGTHS = (0.15, 0.06, 0.025, 0.01, 0.004, 0.0015, 0.0006, 0.0002)
 """Values of λ and λ_0 to choose from, strongest first."""
-LOOSER = 3.0
-"""λ_0 over λ in a mixture. Its members together explain more than one reward, which has a λ_0 of its own."""
 AT_ONCE = 2
 """Strengths that are tried side by side. The search ends when the last one is not the best so far."""
 SEARCH_FOLDS = 1
@@ -579,8 +567,8 @@ SEARCH_FOLDS = 1
 MANY_PROMPTS = 500
 RESTARTS = 2
 """Random starts of the final fit. The one with the lowest minimum is kept."""
-MODELS = (VOICES, "one reward")
-"""The models of the test of voices, by their names in an ensemble."""
+SINGLE = "one reward"
+"""The rival of ``VOICES`` in the test of voices, by its name in an ensemble."""
 
 
 def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fitted:
@@ -594,7 +582,7 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         judgments: on the training prompts.
         items: text of each of their entries, ``(n_entries,)``.
     """
-    options, keep, policy = task.options, task.checkpoints.keep, task.options.level == "policy"
+    options, keep = task.options, task.checkpoints.keep
     search = VoicesSearch(task, judgments, items)
     task.watcher.choosing("shrinkage")
     penalties = keep("judgments-penalties", Penalties, lambda: search.choose_penalties(task.usual_size))
@@ -616,30 +604,50 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
 
     task.watcher.choosing("temperature")
     smaller = [partial(fitted, k) for k in history_sizes(size)[1:-1]]
-    fits: list[Any] = [partial(fitted, size, RESTARTS), task.baselines, partial(search.validated, size, penalties)]
-    voices, baselines, (temperature, model, latents), *mixtures = task.in_parallel([*fits, *smaller])
+    validated = partial(keep, "judgments-validated", Validated, partial(search.validated, size, penalties))
+    fits: list[Any] = [partial(fitted, size, RESTARTS), task.baselines, validated, *smaller]
+    voices, baselines, checked, *mixtures = task.in_parallel(fits)
     history, free = list[Any](), Members(single.theta, single.shares)
 
-    def as_members(voices: Voices, *, bound: float) -> Members:
-        theta = voices.theta
-        if bound < 1:
-            anchor = single.theta[:, 0]
-            capped = [cap_disagreement(one, anchor, task.train.difference, task.train.prob_a, bound) for one in theta.T]
-            theta = np.column_stack(capped)
-        if policy:
-            return adjusted_to_counts(task.train, Members(theta / temperature, voices.shares))
-        votes = hard_votes(task.train.difference, theta)
-        return Members(theta, *weights_and_undecided(votes, task.train.prob_a, undecided=options.undecided))
-
+    as_members = partial(members_of, task, anchor=single.theta[:, 0], temperature=checked.temperature)
     for mixture in [*[single] * (size > 1), *mixtures, voices]:
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
-    models = {
-        name: asdict(one.with_nuisances(latents[name])) for name, one in zip(MODELS, (voices, single), strict=True)
-    }
-    result = Fitted(members, 1.0 if policy else temperature, baselines, unbounded, history, "judgments")
-    return replace(result, choice_model=model, models=models)
+    models = {VOICES: voices.with_nuisances(checked.voices), SINGLE: single.with_nuisances(checked.single)}
+    temperature = 1.0 if options.level == "policy" else checked.temperature
+    result = Fitted(members, temperature, baselines, unbounded, history, "judgments", None, checked.choice_model)
+    return replace(result, models={name: asdict(one) for name, one in models.items()})
+
+
+def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, temperature: float, bound: float) -> Members:
+    """Return the members of a mixture for the level of the fit, with weights that match the vote counts.
+
+    Args:
+        task: the training pairs.
+        voices: the mixture.
+        anchor: the single reward that a member above the bound is mixed with, ``(d,)``.
+        temperature: β of the policy level, which members include.
+        bound: maximum training disagreement of a member; 1 sets no bound.
+    """
+    train, theta = task.train, voices.theta
+    if bound < 1:
+        capped = [cap_disagreement(one, anchor, train.difference, train.prob_a, bound) for one in theta.T]
+        theta = np.column_stack(capped)
+    if task.options.level == "policy":
+        return adjusted_to_counts(train, Members(theta / temperature, voices.shares))
+    votes = hard_votes(train.difference, theta)
+    return Members(theta, *weights_and_undecided(votes, train.prob_a, undecided=task.options.undecided))
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What a mixture gets from validation prompts."""
+
+    temperature: float
+    choice_model: ChoiceModel
+    voices: Nuisances
+    single: Nuisances
 
 
 @dataclass(frozen=True, eq=False)
@@ -656,7 +664,8 @@ class VoicesSearch:
         """Return the judgments on the prompts of some training pairs, ``(n_train,)``."""
         kept = np.isin(self.judgments.prompt, self.task.train.prompt[rows])
         items = self.items[np.repeat(kept, self.judgments.sizes)]
-        return RankedTexts.of(self.judgments[kept], items, self.task.train.inputs)
+        train = self.task.train
+        return RankedTexts.of(self.judgments[kept], items, train.inputs, train.processes)
 
     @cached_property
     def parts(self) -> list[tuple[RankedTexts, RankedTexts]]:
@@ -666,53 +675,41 @@ class VoicesSearch:
             folds = folds[:SEARCH_FOLDS]
         return [(self.texts(~fold), self.texts(fold)) for fold in folds]
 
-    def single(self, part: int, strength: float) -> Voices:
-        """Return one reward for everyone, fitted without the validation prompts."""
-        key = 1, strength, part
+    def fitted(self, part: int, k: int, penalties: Penalties) -> Voices:
+        """Return a mixture without common parts, fitted without the validation prompts of a part."""
+        start = None
+        if k == 1:
+            penalties = penalties.alone()
+        else:
+            start = self.fitted(part, 1, penalties).theta[:, 0]
+        key = part, k, penalties
         if key not in self.fits:
-            self.fits[key] = fit_voices(self.parts[part][0], 1, Penalties(strength, 0.0, strength))[0]
+            learn, seed = self.parts[part][0], self.task.options.seed
+            self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)[0]
         return self.fits[key]
 
-    def best_strength(self, log_likelihood: Callable[[float], float]) -> float:
+    def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
+        """Return log P of each group on validation prompts, by a mixture fitted without them, ``(n_groups,)``."""
+        parts = enumerate(self.parts)
+        return np.concatenate([self.fitted(part, k, penalties).by_group(check) for part, (_, check) in parts])
+
+    def best_strength(self, k: int, penalties_of: Callable[[float], Penalties]) -> float:
         """Return the strength with the highest log likelihood, tried from the strongest on."""
+
+        def log_likelihood(strength: float) -> float:
+            return float(self.log_likelihood(k, penalties_of(strength)).sum())
+
         found: list[float] = []
         while len(found) < len(STRENGTHS) and (not found or int(np.argmax(found)) == len(found) - 1):
             tried = STRENGTHS[len(found) : len(found) + AT_ONCE]
             found += self.task.in_parallel([partial(log_likelihood, strength) for strength in tried])
         return STRENGTHS[int(np.argmax(found))]
 
-    def learned(self, k: int, penalties: Penalties) -> list[Voices]:
-        """Return mixtures that are fitted without the validation prompts."""
-        seed, fits = self.task.options.seed, []
-        for number, (learn, _) in enumerate(self.parts):
-            key = k, penalties, number
-            if key not in self.fits:
-                start = self.single(number, penalties.single).theta[:, 0]
-                self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)[0]
-            fits.append(self.fits[key])
-        return fits
-
-    def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
-        """Return log P of each group on validation prompts, by a mixture fitted without them, ``(n_groups,)``."""
-        fits = zip(self.learned(k, penalties), self.parts, strict=True)
-        return np.concatenate([fit.by_group(check) for fit, (_, check) in fits])
-
     def choose_penalties(self, k: int) -> Penalties:
         """Choose λ_0 of one reward, then λ of a mixture."""
-
-        def one(strength: float) -> float:
-            parts = enumerate(self.parts)
-            return float(sum(self.single(i, strength).by_group(check).sum() for i, (_, check) in parts))
-
-        single = self.best_strength(one)
-        if k == 1:
-            return Penalties(LOOSER * single, single, single)
-
-        def several(strength: float) -> float:
-            return float(self.log_likelihood(k, Penalties(LOOSER * strength, strength, single)).sum())
-
-        own = self.best_strength(several)
-        return Penalties(LOOSER * own, own, single)
+        single = self.best_strength(1, lambda strength: Penalties.of(strength, strength))
+        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties.of(strength, single))
+        return Penalties.of(own, single)
 
     def choose_size(self, penalties: Penalties) -> int:
         """Return the smallest k whose log likelihood is within one standard error of the best."""
@@ -735,24 +732,26 @@ class VoicesSearch:
             texts.append(self.texts(np.isin(self.task.train.prompt, few)))
         return texts
 
-    def validated(self, k: int, penalties: Penalties) -> tuple[float, ChoiceModel, dict[str, Nuisances]]:
-        """Return the temperature, what choices say of a person, and factor and τ of each model, chosen on one fold.
+    def validated(self, k: int, penalties: Penalties) -> Validated:
+        """Return what a mixture gets from validation prompts. The first fold decides the temperature.
 
         A person's choices count if the mixture predicts these judgments better than one reward.
         """
         task, checks = self.task, self.nuisance_texts()
-        singles = [self.single(part, penalties.single) for part in range(len(checks))]
-        voices = self.learned(k, penalties) if k > 1 else singles
-        members = Members(voices[0].theta, voices[0].shares)
+        singles, several = ([self.fitted(part, n, penalties) for part in range(len(checks))] for n in (1, k))
+        members = Members(several[0].theta, several[0].shares)
         if task.options.level == "vote":
             members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
-        chosen, found = dict[str, Nuisances](), list[FloatArray]()
-        for name, fits in zip(MODELS, (voices, singles), strict=True):
-            chosen[name] = best_nuisances(list(zip(fits, checks, strict=True)))
-            found.append(fits[0].with_nuisances(chosen[name]).by_group(self.parts[0][1]))
-        convincing = gain_of(found[0], found[1], self.parts[0][1]).low > 0
-        return temperature, ChoiceModel(VOICES_SHARE, source="voices") if convincing else ChoiceModel(), chosen
+        chosen = [best_nuisances(list(zip(fits, checks, strict=True))) for fits in (several, singles)]
+        check = self.parts[0][1]
+        of_voices, of_single = (
+            fits[0].with_nuisances(found).by_group(check)
+            for fits, found in zip((several, singles), chosen, strict=True)
+        )
+        convincing = len(check) > 0 and gain_of(of_voices, of_single, check).low > 0
+        model = ChoiceModel(VOICES_SHARE, source="voices") if convincing else ChoiceModel()
+        return Validated(temperature, model, *chosen)
 
 
 # --- the test of voices -----------------------------------------------------------------------------------------------
@@ -780,13 +779,13 @@ def judgment_figures(
     need different preferences. So a mixture of rewards with the same two must predict better than it.
 
     Args:
-        models: the arrays of ``MODELS``.
+        models: the arrays of ``VOICES`` and ``SINGLE``.
         judgments: on prompts that nothing was trained on.
         items: text of each of their entries, ``(n_entries,)``.
         inputs: of the texts, ``(n_items, d)``.
     """
     texts = RankedTexts.of(judgments.unlinked(), items, inputs)
-    voices, single = (_restored(models[name]).by_group(texts) for name in MODELS)
+    voices, single = (_restored(models[name]).by_group(texts) for name in (VOICES, SINGLE))
     return JudgmentFigures(
         n=judgments.n,
         prompts=judgments.n_prompts,
