@@ -7,9 +7,9 @@
     python benchmarks/voices.py ukpconvarg RATERS [--seeds 3]
     python benchmarks/voices.py speed RANKINGS
 
-Each prints its rows as JSON lines, a table, and one JSON line of everything. ``gain`` is the log-likelihood per judgment
-on held-out prompts minus that of the best single reward, with its 95 % interval by prompt; above 0 is evidence of
-distinct voices.
+Each prints a table and one JSON line; finished rows go to stderr. ``gain`` is the log-likelihood per judgment on
+held-out prompts minus that of the best single reward, with its 95 % interval by prompt; above 0 is evidence of distinct
+voices.
 
 - habermas: RANKINGS is JSON Lines of {question, statements: {id: text}, rankings: [[id, …], …]}. The same split for
   fits with and without judgments. ``first choices``: total variation between predicted and observed shares of first
@@ -27,6 +27,7 @@ distinct voices.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ def main() -> None:
     rows = []
     for row in arguments.run(arguments):
         rows.append(row)
-        print(json.dumps(to_json(row)), flush=True)  # a killed run keeps its finished rows
+        print(json.dumps(to_json(row)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
     Console(width=200).print(table(rows))
     given = {name: value for name, value in vars(arguments).items() if name not in ("run", "path")}
     print(json.dumps({"command": arguments.run.__name__, **given, "rows": to_json(rows)}))
@@ -147,10 +148,8 @@ def habermas(arguments: argparse.Namespace) -> Iterator[Row]:
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         options = {"k": arguments.k, "encoder": arguments.encoder, "seed": seed}
         options["test_fraction"] = arguments.test_fraction
-        test = {
-            str(votes.prompts[i])
-            for i in np.unique(votes.prompt_index[votes.test_mask(arguments.test_fraction, seed=seed)])
-        }
+        rows = votes.test_mask(arguments.test_fraction, seed=seed)
+        test = {str(votes.prompts[i]) for i in np.unique(votes.prompt_index[rows])}
         held_out = [group for group in groups if group.question in test]
         for judgments in (False, True):
             for level in ("vote", "policy"):
