@@ -40,7 +40,7 @@ def demo(
 
     Examples:
         pluralign demo
-        pluralign demo --pairs 1000000 -o town.jsonl
+        pluralign demo --pairs 1000000 -o town.parquet
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
@@ -56,8 +56,10 @@ def demo(
     if output:
         with console.working(f"Writing {output}"):
             town.preferences.save(output)
-        written = f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"
-        console.emit({"file": str(output), "pairs": len(town.preferences)}, [written], as_json)
+        written = [f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"]
+        if output.suffix != ".parquet":
+            written.append("The file has the counts of each pair; only .parquet keeps rankings.")
+        console.emit({"file": str(output), "pairs": len(town.preferences)}, written, as_json)
         return
     if encoder is None:
         encoder = default_encoder()
