@@ -182,7 +182,7 @@ def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
         "A: ",
         "2. Who is",
         "vote counts",
-        "rankings with rater ids",
+        "rankings with ids",
         "Main number:",
         "→ ensemble",
         "one soft BT reward",
@@ -224,7 +224,7 @@ def test_demo_prints_json_with_all_keys() -> None:
     assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
     assert {entry["text"] for entry in result["asked"]["answer"]["answers"]} <= set(result["asked"]["responses"])
-    assert list(result["camps"]) == ["vote counts", "rankings", "rankings with rater ids"]
+    assert list(result["camps"]) == ["vote counts", "rankings", "rankings with ids"]
     for study in result["camps"].values():
         assert len(study["camps"]) == 6
         assert study["represented"] == sum(camp["member"] is not None for camp in study["camps"])

@@ -34,7 +34,7 @@ from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.summary import Inspection, Truth, inspect, inspect_truth
 from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, town_hall
 
-COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with rater ids"
+COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
 """What an ensemble was fitted to: the same votes, without and with who gave them."""
 SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
 FLOOR, TRUE_SHARES = "floor", "true shares"

@@ -35,7 +35,7 @@ ROWS = {
 }
 """Rows of the table, by the name of the method."""
 CAMPS = (
-    "A camp has a member if one member agrees with it significantly more often than one soft BT reward. Agreement: how "
+    "camps: those with a member that agrees with them significantly more often than one soft BT reward. agreement: how "
     "often a person prefers the same answer as the closest member, or as soft BT. Held-out questions."
 )
 TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error (on all people of the town); can be below 0"
@@ -73,7 +73,7 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
         (name, study.represented, study.people.closest_member, study.people.soft_bt, result.method(name).true_error)
         for name, study in result.camps.items()
     ]
-    columns = ("fitted to", "camps with a member", "agreement", "soft BT", "true error")
+    columns = ("fitted to", "camps", "agreement", "soft BT", "true error")
     yield draw(Table("", columns, found, CAMPS, main=1))
     yield heading("3. The ensemble against one reward")
     record = result.ensemble.record
