@@ -12,8 +12,8 @@ held-out prompts minus that of the best single reward, with its 95 % interval by
 voices.
 
 - habermas: RANKINGS is JSON Lines of {question, statements: {id: text}, rankings: [[id, …], …]}. The same split for
-  fits with and without judgments. ``first choices``: total variation between predicted and observed shares of first
-  choices, mean over the groups of people on held-out questions.
+  fits with and without judgments. ``first choices``: total variation between predicted (sampled policies) and observed
+  shares of first choices, mean over the groups of people on held-out questions.
 - town: the town hall, where five people rank five answers to each prompt. Camps, people and true error are those of
   another sample of the same population, with 300 prompts; 100 further prompts choose the closest members.
 - one-camp: a town without texts in which everyone has the same taste. People differ in decisiveness and noise, and half
@@ -110,6 +110,11 @@ def _shown(value: str | int | float | Interval | None) -> str:
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def fit(votes: PreferenceSet | RaterVotes, arguments: argparse.Namespace, **options: Any) -> RewardEnsemble:
+    """Fit with the options of the command line and others."""
+    return pluralign.fit(votes, k=arguments.k, encoder=arguments.encoder, **options)
+
+
 def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
     """Return the held-out figures of a fit."""
     found = ensemble.record.evaluation
@@ -146,23 +151,22 @@ def habermas(arguments: argparse.Namespace) -> Iterator[Row]:
     groups = read_rankings(arguments.path)
     votes = ranked_votes(groups)
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        options = {"k": arguments.k, "encoder": arguments.encoder, "seed": seed}
-        options["test_fraction"] = arguments.test_fraction
+        options = {"seed": seed, "test_fraction": arguments.test_fraction}
         rows = votes.test_mask(arguments.test_fraction, seed=seed)
         test = {str(votes.prompts[i]) for i in np.unique(votes.prompt_index[rows])}
         held_out = [group for group in groups if group.question in test]
         for judgments in (False, True):
             for level in ("vote", "policy"):
-                ensemble = pluralign.fit(votes, **options, level=level, judgments=judgments)
+                ensemble = fit(votes, arguments, **options, level=level, judgments=judgments)
                 found = evaluation_of(ensemble)
                 own, soft_bt, uniform = first_choice_errors(ensemble, held_out)
                 yield {
                     "fit": f"{RANKINGS if judgments else COUNTS}, {level} level",
                     "seed": seed,
                     "gain": gain_of(ensemble),
-                    "Brier": found.test.brier,
-                    "corrected": found.test.brier_corrected,
-                    "÷ soft BT": found.test.brier / found.baselines["soft_bt"].brier,
+                    "vote: corrected": found.levels["vote"].brier_corrected,
+                    "policy: Brier": found.levels["policy"].brier,
+                    "÷ soft BT": found.levels["policy"].brier / found.baselines["soft_bt"].brier,
                     "soft BT": found.baselines["soft_bt"].brier,
                     "first choices": own,
                     "of soft BT": soft_bt,
@@ -172,11 +176,10 @@ def habermas(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def first_choice_errors(ensemble: RewardEnsemble, groups: list[Group]) -> tuple[float, float, float]:
-    """Return the total variation of the ensemble at its level, of soft BT as Plackett–Luce, and of equal shares."""
-    temperature = ensemble.temperature if ensemble.level == "policy" else 0.0
+    """Return the total variation of the sampled policies, of soft BT as Plackett–Luce, and of equal shares."""
     errors = []
     for group, scored in zip(groups, score(ensemble, groups, None, argparse.Namespace(features="text")), strict=True):
-        own = first_choices(scored.rewards, ensemble.weights, temperature, ensemble.undecided)
+        own = first_choices(scored.rewards, ensemble.weights, ensemble.temperature, ensemble.undecided)
         shares = own, softmax(scored.single), np.full(len(own), 1 / len(own))
         errors.append([variation(share, group.first) for share in shares])
     own, soft_bt, uniform = np.mean(errors, axis=0).tolist()
@@ -189,8 +192,7 @@ def speed(arguments: argparse.Namespace) -> Iterator[Row]:
     people = np.cumsum([len(group.place) for group in groups])
     for n in arguments.rankings:
         votes = ranked_votes(groups[: int(np.searchsorted(people, n)) + 1])
-        options = {"k": arguments.k, "encoder": arguments.encoder}
-        fits = {name: pluralign.fit(votes, **options, judgments=name == RANKINGS) for name in (COUNTS, RANKINGS)}
+        fits = {name: fit(votes, arguments, judgments=name == RANKINGS) for name in (COUNTS, RANKINGS)}
         judged = votes.judgments.n if votes.judgments else 0
         yield {"rankings": judged, **{f"seconds, {name}": seconds_of(one) for name, one in fits.items()}}
 
@@ -264,8 +266,7 @@ def town(arguments: argparse.Namespace) -> Iterator[Row]:
     for n in arguments.prompts:
         for name in (COUNTS, RANKINGS, IDS):
             votes = with_ids(drawn, n) if name == IDS else training_votes(drawn, n)
-            options = {} if name == IDS else {"judgments": name == RANKINGS}
-            ensemble = pluralign.fit(votes, k=arguments.k, encoder=arguments.encoder, **options)
+            ensemble = fit(votes, arguments, **({"judgments": False} if name == COUNTS else {}))
             figures = {**fresh.measure(ensemble), "gain": gain_of(ensemble), "seconds": seconds_of(ensemble)}
             yield {"prompts": n, "fitted to": name, **figures}
 
@@ -278,8 +279,7 @@ def curves(arguments: argparse.Namespace) -> Iterator[Row]:
     for name, answers, people in settings:
         drawn = drawn_town(most + HELD_OUT, answers, people, arguments.seed)
         for n in arguments.prompts:
-            options = {"k": arguments.k, "encoder": arguments.encoder, "judgments": name == RANKINGS}
-            ensemble = pluralign.fit(training_votes(drawn, n), **options)
+            ensemble = fit(training_votes(drawn, n), arguments, judgments=name == RANKINGS)
             figures = {**fresh.measure(ensemble), "gain": gain_of(ensemble), "seconds": seconds_of(ensemble)}
             yield {"fitted to": name, "answers": answers, "people": people, "prompts": n, **figures}
 
@@ -360,24 +360,18 @@ def ukpconvarg(arguments: argparse.Namespace) -> Iterator[Row]:
     linked, votes = pluralign.load_rater_votes(arguments.path, "rater"), pluralign.load_preferences(arguments.path)
     for seed in range(arguments.seeds):
         for name in (COUNTS, "within a prompt", "ids"):
-            options = {"k": arguments.k, "encoder": arguments.encoder, "seed": seed}
-            options["test_fraction"] = arguments.test_fraction
-            if name == "ids":
-                ensemble = pluralign.fit(linked, **options)
-            else:
-                ensemble = pluralign.fit(votes, **options, judgments=name != COUNTS)
+            of_judgments = {"judgments": False} if name == COUNTS else {}
+            options = {"seed": seed, "test_fraction": arguments.test_fraction, **of_judgments}
+            ensemble = fit(linked if name == "ids" else votes, arguments, **options)
             features = ensemble.features(texts_of(linked.preferences))
             found = represent(ensemble, linked, features, ensemble.trained_on, choices=(5, 20))
             rows = {row.choices: row for row in found.rows}
-            by_choices = {
-                key: value
-                for m in (5, 20)
-                for key, value in {
-                    f"accuracy, {m} choices": rows[m].predictors["posterior"].accuracy.mean,
-                    f"gain of {m} choices": rows[m].accuracy_gain,
-                    f"− soft BT, {m} choices": rows[m].predictors["posterior"].accuracy_difference,
-                }.items()
-            }
+            by_choices: Row = {}
+            for m in (5, 20):
+                posterior = rows[m].predictors["posterior"]
+                by_choices[f"accuracy, {m} choices"] = posterior.accuracy.mean
+                by_choices[f"gain of {m} choices"] = rows[m].accuracy_gain
+                by_choices[f"− soft BT, {m} choices"] = posterior.accuracy_difference
             yield {
                 "fitted to": name,
                 "seed": seed,
