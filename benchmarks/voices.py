@@ -19,7 +19,8 @@ voices.
 - one-camp: a town without texts in which everyone has the same taste. People differ in decisiveness and noise, and half
   of the variance of quality is invisible to the features. At an angle above 0 there are two equal camps, whose tastes
   have that angle: the power of the same test.
-- curves: the figures of ``town`` by number of prompts, answers per ranking and people per prompt.
+- curves: the figures of ``town`` by number of prompts, answers per ranking and people per prompt; ``--figure FILE.svg``
+  draws them.
 - ukpconvarg: RATERS has one row per vote and the column ``rater``. Fits to counts, to votes linked within a prompt, and
   to votes linked by ids. How well a rater's votes are predicted from 5 and 20 of the rater's choices on other prompts.
 - speed: seconds of a fit without encoding.
@@ -81,7 +82,7 @@ def main() -> None:
     command(habermas, "RANKINGS", seeds=1, seed=0, test_fraction=0.2)
     command(town, prompts=[250, 1000], fresh=400, seed=0)
     command(one_camp, samples=20, angles=[0.0, 60.0, 90.0], prompts=300, people=5, answers=5, decisiveness="groups")
-    command(curves, prompts=[100, 250, 500, 1000], fresh=400, seed=0)
+    command(curves, prompts=[100, 250, 500, 1000], fresh=400, seed=0, figure="")
     command(ukpconvarg, "RATERS", seeds=3, test_fraction=0.3)
     command(speed, "RANKINGS", rankings=[2000, 5000, 10770])
     arguments = parser.parse_args()
@@ -274,6 +275,7 @@ def town(arguments: argparse.Namespace) -> Iterator[Row]:
 def curves(arguments: argparse.Namespace) -> Iterator[Row]:
     """Vary the number of prompts, the answers per ranking, and the people per prompt."""
     fresh, most = Fresh(drawn_town(arguments.fresh, seed=arguments.seed + 1), arguments.encoder), max(arguments.prompts)
+    rows: list[Row] = []
     settings = [("single pairs", 2, 5), ("counts of rankings", 5, 5)]
     settings += [(RANKINGS, answers, people) for answers, people in ((3, 5), (5, 5), (5, 3), (5, 1))]
     for name, answers, people in settings:
@@ -281,7 +283,34 @@ def curves(arguments: argparse.Namespace) -> Iterator[Row]:
         for n in arguments.prompts:
             ensemble = fit(training_votes(drawn, n), arguments, judgments=name == RANKINGS)
             figures = {**fresh.measure(ensemble), "gain": gain_of(ensemble), "seconds": seconds_of(ensemble)}
-            yield {"fitted to": name, "answers": answers, "people": people, "prompts": n, **figures}
+            rows.append({"fitted to": name, "answers": answers, "people": people, "prompts": n, **figures})
+            yield rows[-1]
+    if arguments.figure:
+        Path(arguments.figure).write_text(drawn_curves(rows), encoding="utf-8")
+
+
+def drawn_curves(rows: Sequence[Row]) -> str:
+    """Return the agreement with the closest member by number of prompts, one line per setting, as SVG."""
+    from matplotlib import rc_context
+
+    from pluralign.publishing import figures
+
+    lines: dict[str, list[tuple[Any, Any]]] = {}
+    for row in rows:
+        votes = row["fitted to"] if row["fitted to"] != RANKINGS else f"rankings of {row['answers']}"
+        lines.setdefault(f"{votes}, {row['people']} people", []).append((row["prompts"], row["closest member"]))
+    with rc_context(figures.STYLE):
+        drawing, axes = figures.figure(7.0, 3.8)
+        for name, points in lines.items():
+            axes.plot(*zip(*points, strict=True), "o-", label=name, alpha=0.9 if name.startswith("rankings") else 0.5)
+        axes.set_xscale("log")
+        ticks = sorted({n for points in lines.values() for n, _ in points})
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
+        axes.set_xlabel("prompts")
+        axes.set_ylabel("agreement with the closest member")
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figures.as_svg(drawing, "Agreement of people with their closest member, by number of prompts")
 
 
 # --- a town of one camp -----------------------------------------------------------------------------------------------
