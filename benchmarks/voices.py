@@ -286,11 +286,11 @@ def curves(arguments: argparse.Namespace) -> Iterator[Row]:
             rows.append({"fitted to": name, "answers": answers, "people": people, "prompts": n, **figures})
             yield rows[-1]
     if arguments.figure:
-        Path(arguments.figure).write_text(drawn_curves(rows), encoding="utf-8")
+        draw_curves(rows, arguments.figure)
 
 
-def drawn_curves(rows: Sequence[Row]) -> str:
-    """Return the agreement with the closest member by number of prompts, one line per setting, as SVG."""
+def draw_curves(rows: Sequence[Row], path: str) -> None:
+    """Draw the agreement with the closest member by number of prompts, one line per setting."""
     from matplotlib import rc_context
 
     from pluralign.publishing import figures
@@ -310,7 +310,7 @@ def drawn_curves(rows: Sequence[Row]) -> str:
         axes.set_xlabel("prompts")
         axes.set_ylabel("agreement with the closest member")
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figures.as_svg(drawing, "Agreement of people with their closest member, by number of prompts")
+        drawing.savefig(path, metadata={"Date": None})
 
 
 # --- a town of one camp -----------------------------------------------------------------------------------------------
