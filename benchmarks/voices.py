@@ -27,6 +27,7 @@ voices.
 """
 
 import argparse
+import gzip
 import json
 import sys
 import time
@@ -138,19 +139,23 @@ def seconds_of(ensemble: RewardEnsemble) -> float:
 # --- rankings of real people ------------------------------------------------------------------------------------------
 
 
-def ranked_votes(groups: Sequence[Group]) -> PreferenceSet:
-    """Return the votes of groups who ranked the same texts, with their judgments."""
-    rows = [
-        {"prompt": group.question, "responses": group.texts, "rankings": np.argsort(group.place, axis=1).tolist()}
-        for group in groups
-    ]
+def read_votes(path: Path, rankings: int | None = None) -> PreferenceSet:
+    """Read votes with their judgments, up to a number of rankings."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    rows: list[dict[str, Any]] = []
+    for group in map(json.loads, data.splitlines()):
+        number = {name: index for index, name in enumerate(group["statements"])}
+        orders = [[number[str(name)] for name in order] for order in group["rankings"]]
+        texts = list(group["statements"].values())
+        rows.append({"prompt": group["question"], "responses": texts, "rankings": orders})
+        if rankings is not None and sum(len(row["rankings"]) for row in rows) >= rankings:
+            break
     return pluralign.load_preferences(rows, skip_bad=True)
 
 
 def habermas(arguments: argparse.Namespace) -> Iterator[Row]:
     """Compare fits with and without judgments on held-out questions."""
-    groups = read_rankings(arguments.path)
-    votes = ranked_votes(groups)
+    groups, votes = read_rankings(arguments.path), read_votes(arguments.path)
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         options = {"seed": seed, "test_fraction": arguments.test_fraction}
         rows = votes.test_mask(arguments.test_fraction, seed=seed)
@@ -189,10 +194,8 @@ def first_choice_errors(ensemble: RewardEnsemble, groups: list[Group]) -> tuple[
 
 def speed(arguments: argparse.Namespace) -> Iterator[Row]:
     """Time fits with and without judgments."""
-    groups = read_rankings(arguments.path)
-    people = np.cumsum([len(group.place) for group in groups])
     for n in arguments.rankings:
-        votes = ranked_votes(groups[: int(np.searchsorted(people, n)) + 1])
+        votes = read_votes(arguments.path, n)
         fits = {name: fit(votes, arguments, judgments=name == RANKINGS) for name in (COUNTS, RANKINGS)}
         judged = votes.judgments.n if votes.judgments else 0
         yield {"rankings": judged, **{f"seconds, {name}": seconds_of(one) for name, one in fits.items()}}
