@@ -15,7 +15,7 @@ from rich.text import Text
 from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
-from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, POLICY, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
 from pluralign.publishing.tables import Table, number
@@ -28,6 +28,7 @@ CONSENSUS_LENGTH = 75
 SLATE_SHOWN = 3
 ROWS = {
     RANKINGS: "→ ensemble",
+    f"{RANKINGS}{POLICY}": "  at policy level",
     SOFT_BT: "one soft BT reward",
     CONSTANT_HALF: "constant ½",
     FLOOR: "floor: a perfect single reward",
@@ -36,9 +37,10 @@ ROWS = {
 """Rows of the table, by the name of the method."""
 CAMPS = (
     "camps: those with a member that agrees with them significantly more often than one soft BT reward. agreement: how "
-    "often a person prefers the same answer as the closest member, or as soft BT. Held-out questions."
+    "often a person prefers the same answer as the closest member. true error: squared distance to the shares of the "
+    "whole town, at the policy level. Held-out questions."
 )
-TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error (on all people of the town); can be below 0"
+TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error; can be below 0"
 
 
 def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
@@ -70,10 +72,12 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
         "as whole rankings, and as rankings of known people:"
     )
     found = [
-        (name, study.represented, study.people.closest_member, study.people.soft_bt, result.method(name).true_error)
+        (name, study.represented, study.people.closest_member, result.method(f"{name}{POLICY}").true_error)
         for name, study in result.camps.items()
     ]
-    columns = ("fitted to", "camps", "agreement", "soft BT", "true error")
+    single = result.camps[RANKINGS].people.soft_bt, result.method(SOFT_BT).true_error
+    found.append((ROWS[SOFT_BT], 0, *single))
+    columns = ("fitted to", "camps", "agreement", "true error")
     yield draw(Table("", columns, found, CAMPS, main=1))
     yield heading("3. The ensemble against one reward")
     record = result.ensemble.record
