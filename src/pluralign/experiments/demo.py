@@ -14,7 +14,7 @@ from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
-from pluralign.core.types import Level, Progress
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
@@ -37,10 +37,11 @@ from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, 
 COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
 """What an ensemble was fitted to: the same votes, without and with who gave them."""
 SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
-FLOOR, TRUE_SHARES, POLICY = "floor", "true shares", ", policy level"
+FLOOR, TRUE_SHARES, POLICY = "floor", "true shares", "rankings, policy level"
 """Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
     RANKINGS: {},
+    POLICY: {"level": "policy"},
     COUNTS: {"judgments": False},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }
@@ -145,7 +146,7 @@ def demo(
     _, baselines = read_ensemble(ensemble, test, ensemble.features(texts_of(test)))
     shares = {name: found.share for name, found in baselines.items()}
     methods = [
-        *(result for name, one in fitted.items() for result in _measure(name, one, test, truth)),
+        *(_measure(name, one, test, truth) for name, one in fitted.items()),
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
         _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
         _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
@@ -199,18 +200,14 @@ def fit_features(
         return fit_members(data, raters)
 
 
-def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> Iterator[MethodResult]:
-    """Yield the results of an ensemble as it was fitted, and at the policy level."""
+def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:
     record = ensemble.record
     if record.evaluation is None:
         raise UsageError("the demo needs held-out prompts: test_fraction must be above 0.")
+    brier, corrected = record.evaluation.test.brier, record.evaluation.test.brier_corrected
+    true_error = calibration.brier(ensemble.prob_hat(test, ensemble.level), truth)
     seconds = None if record.seconds is None else record.seconds - (record.seconds_encoding or 0.0)
-    levels: list[Level] = [ensemble.level, "policy"]
-    for level in dict.fromkeys(levels):
-        found, share = record.evaluation.levels[level], ensemble.prob_hat(test, level)
-        errors = found.brier, found.brier_corrected, calibration.brier(share, truth)
-        worst, full = record.evaluation.worst_disagreement(), name if level == "vote" else f"{name}{POLICY}"
-        yield MethodResult(full, ensemble.k, *errors, worst, seconds)
+    return MethodResult(name, ensemble.k, brier, corrected, true_error, record.evaluation.worst_disagreement(), seconds)
 
 
 def _measure_share(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> MethodResult:

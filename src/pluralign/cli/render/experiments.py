@@ -15,7 +15,7 @@ from rich.text import Text
 from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
-from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, POLICY, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
 from pluralign.publishing.tables import Table, number
@@ -25,22 +25,16 @@ from pluralign.votes.town_hall.town_hall import TownHall
 TEXT_LENGTH = 120
 """Length of a shown response: two lines in 80 columns."""
 CONSENSUS_LENGTH = 75
-SLATE_SHOWN = 3
+SLATE_SHOWN = 2
 ROWS = {
     RANKINGS: "→ ensemble",
-    f"{RANKINGS}{POLICY}": "  at policy level",
     SOFT_BT: "one soft BT reward",
     CONSTANT_HALF: "constant ½",
     FLOOR: "floor: a perfect single reward",
     TRUE_SHARES: "true shares: a perfect ensemble",
 }
 """Rows of the table, by the name of the method."""
-CAMPS = (
-    "camps: those with a member that agrees with them significantly more often than one soft BT reward. agreement: how "
-    "often a person prefers the same answer as the closest member. true error: squared distance to the shares of the "
-    "whole town, at the policy level. Held-out questions."
-)
-TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error; can be below 0"
+TRUE_ERROR = "corrected: Brier − noise, an estimate of the true error"
 
 
 def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
@@ -68,17 +62,17 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
     """
     yield heading("2. Who is represented")
     yield Text(
-        f"The town has {len(result.camps[RANKINGS].camps)} camps. No fit sees them. The same votes as counts per pair, "
-        "as whole rankings, and as rankings of known people:"
+        f"Camps (of {len(result.camps[RANKINGS].camps)}): those with a member that agrees with them significantly more "
+        "often than soft BT. Agreement: of a person with the closest member. No fit sees camps."
     )
     found = [
-        (name, study.represented, study.people.closest_member, result.method(f"{name}{POLICY}").true_error)
+        (name, study.represented, study.people.closest_member, result.method(name).true_error)
         for name, study in result.camps.items()
     ]
     single = result.camps[RANKINGS].people.soft_bt, result.method(SOFT_BT).true_error
     found.append((ROWS[SOFT_BT], 0, *single))
     columns = ("fitted to", "camps", "agreement", "true error")
-    yield draw(Table("", columns, found, CAMPS, main=1))
+    yield draw(Table("", columns, found, main=1))
     yield heading("3. The ensemble against one reward")
     record = result.ensemble.record
     if record.evaluation:
