@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -267,12 +268,13 @@ def town(arguments: argparse.Namespace) -> Iterator[Row]:
     """Compare fits to counts, rankings, and rankings with ids."""
     fresh = Fresh(drawn_town(arguments.fresh, seed=arguments.seed + 1), arguments.encoder)
     drawn = drawn_town(max(arguments.prompts) + HELD_OUT, seed=arguments.seed)
-    for n in arguments.prompts:
-        for name in (COUNTS, RANKINGS, IDS):
-            votes = with_ids(drawn, n) if name == IDS else training_votes(drawn, n)
-            ensemble = fit(votes, arguments, **({"judgments": False} if name == COUNTS else {}))
+    levels = {COUNTS: ("vote", "policy"), RANKINGS: ("vote", "policy"), IDS: ("policy",)}
+    for n, name in product(arguments.prompts, levels):
+        votes = with_ids(drawn, n) if name == IDS else training_votes(drawn, n)
+        for level in levels[name]:
+            ensemble = fit(votes, arguments, level=level, **({"judgments": False} if name == COUNTS else {}))
             figures = {**fresh.measure(ensemble), "gain": gain_of(ensemble), "seconds": seconds_of(ensemble)}
-            yield {"prompts": n, "fitted to": name, **figures}
+            yield {"prompts": n, "fitted to": name, "level": level, **figures}
 
 
 def curves(arguments: argparse.Namespace) -> Iterator[Row]:
