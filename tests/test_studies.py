@@ -91,9 +91,8 @@ def test_ids_are_about_the_same_votes_as_counts_and_rankings() -> None:
     assert known.preferences.judgments.n_persons == known.n_raters < votes.judgments.n_persons == votes.judgments.n
 
 
-def test_the_test_of_voices_is_repeated_on_samples_of_one_camp_and_of_two() -> None:
-    size = {"samples": 1, "prompts": 110, "people": 4, "answers": 4, "k": 2}
-    rows = list(voices.one_camp(Namespace(angles=[0.0, 120.0], decisiveness="groups", **size)))
-    assert [(row["angle"], row["samples"]) for row in rows] == [(0.0, 1), (120.0, 1)]
-    assert rows[0]["mean gain"] < rows[1]["mean gain"]
-    assert all((row["highest lower end"] > 0) == (row["with evidence"] > 0) for row in rows)
+def test_samples_with_evidence_are_those_whose_interval_is_above_zero() -> None:
+    size = {"samples": 2, "prompts": 105, "people": 3, "answers": 4, "k": 2}
+    (row,) = voices.one_camp(Namespace(angles=[0.0], decisiveness="groups", **size))
+    assert (row["samples"], row["with evidence"] > 0) == (2, row["highest lower end"] > 0)
+    assert abs(row["mean gain"]) < 0.1
