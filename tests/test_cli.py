@@ -162,7 +162,7 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
-    result = demo(town_hall(300), encoder="none", true_feature_pairs=400)
+    result = demo(town_hall(300, rankings=True), encoder="none")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pluralign.experiments.demo.demo", lambda *_, **__: result)
         yield
@@ -180,14 +180,17 @@ def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
     parts = [
         "1. Votes",
         "A: ",
+        "2. Who is",
+        "vote counts",
+        "rankings with ids",
+        "one soft BT reward",
         "Main number:",
         "→ ensemble",
-        "one soft BT reward",
         "constant ½",
         "floor",
         "true shares",
     ]
-    parts += ["3. Who is", "camps have a member", "rater ids", "true features", "4. Ask", "Consensus:", "5. Next"]
+    parts += ["4. Ask", "Consensus:", "5. Next"]
     places = [done.stdout.index(part) for part in parts]
     assert places == sorted(places)
     assert "are in the report:\n  pluralign demo --report town.html\n" in done.stdout
@@ -197,9 +200,9 @@ def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
 def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
     shown = run("demo", "--pairs", "300", "--encoder", "none").stdout
     options = "-o town --encoder none --test-fraction 0.2\n  pluralign serve town\n"
-    assert f"  pluralign fit demo:300 {options}" in shown
+    assert f"  pluralign fit demo-rankings:300 {options}" in shown
     other = run("demo", "--pairs", "300", "--encoder", "none", "--seed", "3").stdout
-    assert f"  pluralign demo --pairs 300 --seed 3 -o town.jsonl\n  pluralign fit town.jsonl {options}" in other
+    assert f"  pluralign demo --pairs 300 --seed 3 -o town.parquet\n  pluralign fit town.parquet {options}" in other
 
 
 @pytest.mark.usefixtures("fast_demo")
@@ -221,7 +224,7 @@ def test_demo_prints_json_with_all_keys() -> None:
     assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
     assert {entry["text"] for entry in result["asked"]["answer"]["answers"]} <= set(result["asked"]["responses"])
-    assert len(result["camps"]) == 3
+    assert list(result["camps"]) == ["vote counts", "rankings", "rankings with ids"]
     for study in result["camps"].values():
         assert len(study["camps"]) == 6
         assert study["represented"] == sum(camp["member"] is not None for camp in study["camps"])
@@ -231,12 +234,16 @@ def test_demo_prints_json_with_all_keys() -> None:
 
 
 def test_demo_writes_its_votes(tmp_path: Path) -> None:
-    wrote = run("demo", "--pairs", "300", "-o", tmp_path / "town.jsonl.gz", "--json")
+    wrote = run("demo", "--pairs", "300", "-o", tmp_path / "town.parquet", "--json")
     assert json.loads(wrote.stdout)["pairs"] == 300
     run("demo", "--pairs", "300", "-o", tmp_path / "other.parquet", "--seed", "1")
-    sources = ("demo:300", tmp_path / "town.jsonl.gz", tmp_path / "other.parquet")
-    same, town, other = (json.loads(run("inspect", data, "--json").stdout)["fingerprint"] for data in sources)
+    assert "only .parquet keeps rankings" in run("demo", "--pairs", "300", "-o", tmp_path / "counts.jsonl.gz").stdout
+    files = [tmp_path / file for file in ("town.parquet", "other.parquet", "counts.jsonl.gz")]
+    found = [json.loads(run("inspect", data, "--json").stdout) for data in ("demo-rankings:300", *files)]
+    same, town, other, counts = (one["fingerprint"] for one in found)
     assert same == town != other
+    assert counts != town
+    assert [one["judgments"] is None for one in found] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(

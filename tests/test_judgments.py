@@ -331,5 +331,5 @@ def test_people_of_a_town_rank_by_their_rewards() -> None:
         rows = votes.rater == rater
         assert (hall.annotator_votes(range(30))[votes.pair[rows]] == votes.chose_a[rows, None]).all(axis=0).any()
     named = load_preferences("demo-rankings:45")
-    assert (len(named.prompts), named.loaded and named.loaded.source) == (3, "demo-rankings:45")
+    assert (len(named.prompts), named.loaded and named.loaded.source) == (5, "demo-rankings:45")
     assert load_rater_votes("demo-rankings:45", "rater").preferences.judgments is not None

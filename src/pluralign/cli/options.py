@@ -52,7 +52,7 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         help="Votes: a .jsonl[.gz], .csv or .parquet file, - for standard input, hf:ID, or a known set: multipref, "
-        "personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), demo (demo:PAIRS).",
+        "personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), demo or demo-rankings (demo:PAIRS).",
     ),
 ]
 EnsembleFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Ensemble folder, written by pluralign fit.")]

@@ -32,19 +32,20 @@ from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.summary import Inspection, Truth, inspect, inspect_truth
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, town_hall
 
-JOINT, SOFT_BT, CONSTANT_HALF = "joint", "soft BT as σ(Δr)", "constant ½"
-FLOOR, TRUE_SHARES = "floor", "true shares"
+COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
+"""What an ensemble was fitted to: the same votes, without and with who gave them."""
+SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
+FLOOR, TRUE_SHARES, POLICY = "floor", "true shares", "rankings, policy level"
 """Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
-    JOINT: {"method": "joint"},
-    "joint, policy level": {"method": "joint", "level": "policy"},
+    RANKINGS: {},
+    POLICY: {"level": "policy"},
+    COUNTS: {"judgments": False},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }
 """Options of ``fit`` for each method of the demo."""
-TRUE_FEATURE_PAIRS = 10_000
-"""Number of pairs of the ensemble on true features, which need no encoding."""
 DRAWS = 50
 """Number of random samples of annotators."""
 
@@ -91,11 +92,11 @@ class DemoResult:
     methods: list[MethodResult]
     """All methods and baselines, best first."""
     ensemble: RewardEnsemble
-    """The joint ensemble at the vote level."""
+    """The ensemble that was fitted to rankings, at the vote level."""
     report_data: ReportData
     camps: Mapping[str, CampStudy]
-    """Which camps the members of an ensemble stand for, by what it was fitted to: vote counts, votes with rater ids, or
-    more votes of the same people with the true features of the responses."""
+    """Which camps the members of an ensemble stand for, by what it was fitted to: vote counts, rankings, or rankings
+    with rater ids."""
     pruning: Pruning
     asked: Asked
     rankings: RankingResult
@@ -118,36 +119,34 @@ def demo(
     seed: int = 0,
     test_fraction: float = 0.2,
     encoder: str = "minilm",
-    true_feature_pairs: int = TRUE_FEATURE_PAIRS,
     progress: Progress | None = None,
 ) -> DemoResult:
-    """Fit every method on a town hall, compare it with baselines, and analyse the joint ensemble.
+    """Fit every method on a town hall, compare it with baselines, and analyse the ensemble that uses rankings.
 
     Args:
-        town: synthetic votes with known true shares (default: ``town_hall()``).
+        town: a town hall whose people rank (default: ``town_hall(2500, rankings=True)``).
         k: number of members.
         seed: random seed.
         test_fraction: share of prompts to hold out.
         encoder: encoder of the texts, as in ``fit``.
-        true_feature_pairs: number of pairs for the camps of an ensemble on true features.
         progress: called with the number of encoded texts and of all texts.
     """
-    town = town or town_hall()
+    town = town or town_hall(DEFAULT_RANKED_PAIRS, rankings=True)
     votes = town.preferences
+    if votes.judgments is None:
+        raise UsageError("the demo needs a town whose people rank: use town_hall(..., rankings=True).")
     shared: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction}
     rows = votes.test_mask(test_fraction, seed=seed)
     test, truth = votes[rows], town.true_prob[rows]
     fitted = {
         name: fit(votes, progress=progress, encoder=encoder, **shared, **method) for name, method in METHODS.items()
     }
-    fitted["with rater ids"] = with_ids = fit(town_hall_votes(town), encoder=encoder, **shared)
-    informed, informed_votes = fit_features(votes, town.features, **shared)
-    ensemble = fitted[JOINT]
+    fitted[WITH_IDS] = fit(town_hall_votes(town), encoder=encoder, **shared)
+    ensemble = fitted[RANKINGS]
     _, baselines = read_ensemble(ensemble, test, ensemble.features(texts_of(test)))
     shares = {name: found.share for name, found in baselines.items()}
     methods = [
-        *(_measure(name, one, one.prob_hat(test, one.level), truth) for name, one in fitted.items()),
-        _measure("joint, true features", informed, informed_votes.prob_hat(informed), truth),
+        *(_measure(name, one, test, truth) for name, one in fitted.items()),
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
         _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
         _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
@@ -156,22 +155,13 @@ def demo(
         random_annotators(town, rows, k, seed),
     ]
     held_out, prompt = score_held_out(ensemble, test), int(votes.prompt_index[rows][0])
-    larger = town_hall(true_feature_pairs, seed=seed)
-    best, _ = fit_features(larger.preferences, larger.features, **shared)
-    camps = {
-        "vote counts, as in most data": camps_of_ensemble(town, rows, ensemble),
-        "votes with rater ids (fit --raters)": camps_of_ensemble(town, rows, with_ids),
-        "vote counts, on the true features": camps_of_ensemble(
-            larger, larger.preferences.test_mask(test_fraction, seed=seed), best, larger.features
-        ),
-    }
     return DemoResult(
         inspect=inspect(votes),
         truth=inspect_truth(town),
         methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
         report_data=collect_report_data(ensemble, held_out, options=ReportOptions(seed=seed)),
-        camps=camps,
+        camps={name: camps_of_ensemble(town, rows, fitted[name]) for name in (COUNTS, RANKINGS, WITH_IDS)},
         pruning=prune(ensemble, held_out),
         asked=ask(town, ensemble, prompt, seed=seed),
         rankings=rankings(true_tournament(town, prompt), k=k, seed=seed),
@@ -210,14 +200,14 @@ def fit_features(
         return fit_members(data, raters)
 
 
-def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:
+def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:
     record = ensemble.record
     if record.evaluation is None:
         raise UsageError("the demo needs held-out prompts: test_fraction must be above 0.")
     brier, corrected = record.evaluation.test.brier, record.evaluation.test.brier_corrected
+    true_error = calibration.brier(ensemble.prob_hat(test, ensemble.level), truth)
     seconds = None if record.seconds is None else record.seconds - (record.seconds_encoding or 0.0)
-    worst, true_error = record.evaluation.worst_disagreement(), calibration.brier(share, truth)
-    return MethodResult(name, ensemble.k, brier, corrected, true_error, worst, seconds)
+    return MethodResult(name, ensemble.k, brier, corrected, true_error, record.evaluation.worst_disagreement(), seconds)
 
 
 def _measure_share(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> MethodResult:

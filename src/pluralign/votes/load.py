@@ -22,11 +22,11 @@ from pluralign.votes.layouts import is_layout, read_comparisons
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet, is_saved_set
-from pluralign.votes.town_hall.town_hall import DEFAULT_PAIRS, TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import DEFAULT_PAIRS, DEFAULT_RANKED_PAIRS, TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
 
-DEMOS = ("demo", "demo-rankings")
-"""The town hall, in which people vote on pairs, or rank all answers to a prompt."""
+DEMOS = {"demo": DEFAULT_PAIRS, "demo-rankings": DEFAULT_RANKED_PAIRS}
+"""The town hall, in which people vote on pairs, or rank all answers to a prompt, with its number of pairs."""
 
 
 class DataFrameLike(Protocol):
@@ -177,7 +177,7 @@ def load_town_hall(source: VoteSource) -> TownHall:
     name, _, size = str(source).partition(":")
     if size and not re.fullmatch("[0-9]{1,9}", size):
         raise UsageError(f"PAIRS in {name}:PAIRS must be a whole number, not {shortened(size, SHOWN_LENGTH)!r}.")
-    return town_hall(int(size or DEFAULT_PAIRS), rankings=name == "demo-rankings")
+    return town_hall(int(size or DEMOS[name]), rankings=name == "demo-rankings")
 
 
 def open_records(

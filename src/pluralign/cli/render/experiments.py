@@ -15,7 +15,7 @@ from rich.text import Text
 from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
-from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, JOINT, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
 from pluralign.publishing.tables import Table, number
@@ -25,24 +25,25 @@ from pluralign.votes.town_hall.town_hall import TownHall
 TEXT_LENGTH = 120
 """Length of a shown response: two lines in 80 columns."""
 CONSENSUS_LENGTH = 75
-SLATE_SHOWN = 3
+SLATE_SHOWN = 2
 ROWS = {
-    JOINT: "→ ensemble",
+    RANKINGS: "→ ensemble",
     SOFT_BT: "one soft BT reward",
     CONSTANT_HALF: "constant ½",
     FLOOR: "floor: a perfect single reward",
     TRUE_SHARES: "true shares: a perfect ensemble",
 }
 """Rows of the table, by the name of the method."""
-TRUE_ERROR = "corrected = Brier − noise: an estimate of the true error (on all people of the town); can be below 0"
+TRUE_ERROR = "corrected: Brier − noise, an estimate of the true error"
 
 
 def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
     """Yield the size of the votes, and one contested pair with its votes."""
     yield heading("1. Votes in which people disagree")
     yield Text(
-        f"{summary.pairs:,} pairs of answers to {summary.prompts:,} questions, {summary.votes_per_pair:g} votes per "
-        f"pair. The town is synthetic: what each of its {len(town.tastes):,} people prefers is known. One pair:"
+        f"{summary.votes_per_pair:g} people rank the answers to each of {summary.prompts:,} questions: "
+        f"{summary.pairs:,} pairs of answers. The town is synthetic: what each of its {len(town.tastes):,} people "
+        "prefers is known. One pair:"
     )
     votes, row = town.preferences, int(np.abs(town.true_prob - 0.5).argmin())
     yield _indented(Text(f"“{votes.prompts[votes.prompt_index[row]]}”", style="italic"))
@@ -52,27 +53,33 @@ def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
 
 
 def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str | None) -> Iterator[RenderableType]:
-    """Yield the main result, the camps with a member, the answer to a question, and the next commands.
+    """Yield the camps with a member, the main result, the answer to a question, and the next commands.
 
     Args:
         result: of the demo.
         commands: fit the same ensemble and serve it.
         report: the file with all details, if one was written.
     """
-    yield heading("2. The ensemble against one reward")
+    yield heading("2. Who is represented")
+    yield Text(
+        f"Camps (of {len(result.camps[RANKINGS].camps)}): those with a member that agrees with them significantly more "
+        "often than soft BT. Agreement: of a person with the closest member. No fit sees camps."
+    )
+    found = [
+        (name, study.represented, study.people.closest_member, result.method(name).true_error)
+        for name, study in result.camps.items()
+    ]
+    single = result.camps[RANKINGS].people.soft_bt, result.method(SOFT_BT).true_error
+    found.append((ROWS[SOFT_BT], 0, *single))
+    columns = ("fitted to", "camps", "agreement", "true error")
+    yield draw(Table("", columns, found, main=1))
+    yield heading("3. The ensemble against one reward")
     record = result.ensemble.record
     if record.evaluation:
         yield from islice(headline_lines(headline(record.evaluation, record)), 2)  # section 5 has the next step
     methods = [(shown, result.method(name)) for name, shown in ROWS.items()]
     rows = [(shown, one.brier, one.brier_corrected, one.true_error) for shown, one in methods]
     yield draw(Table("", ("", "Brier", "corrected", "true error"), rows, TRUE_ERROR, main=0))
-    yield heading("3. Who is represented")
-    yield Text(
-        f"The town has {len(next(iter(result.camps.values())).camps)} camps. No fit sees them. A camp has a member if "
-        "one member agrees with it significantly more often than soft BT."
-    )
-    for fitted, study in result.camps.items():
-        yield Text(f"  {study.represented} of {len(study.camps)} camps have a member: fitted to {fitted}")
     yield heading("4. Ask it a question")
     yield from _asked_lines(result.asked)
     yield heading("5. Next")

@@ -55,6 +55,7 @@ LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
 LEANING_SHARE = 0.4
 
 DEFAULT_PAIRS = 2000
+DEFAULT_RANKED_PAIRS = 2500  # of 250 prompts, as many as above
 DEFAULT_PAIRS_PER_PROMPT = 8
 MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
@@ -129,7 +130,7 @@ def town_hall(
     seed: int = 0,
     votes_per_pair: int | tuple[int, int] = 5,
     n_annotators: int = 1000,
-    n_responses_per_prompt: int = 6,
+    n_responses_per_prompt: int | None = None,
     pairs_per_prompt: int | None = None,
     population_seed: int = 0,
     rankings: bool = False,
@@ -144,7 +145,8 @@ def town_hall(
         seed: random seed of prompts, responses, pairs and votes. Another seed is another sample of the same population.
         votes_per_pair: number of votes per pair, or (low, high) for a uniform draw from that range, both included.
         n_annotators: number of people in the population.
-        n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped.
+        n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped. By default 6, or
+            5 if people rank.
         pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer or people rank.
         population_seed: random seed of the people.
         rankings: for each prompt ``votes_per_pair`` people are drawn, and each ranks all its responses. The counts are
@@ -158,6 +160,9 @@ def town_hall(
     low, high = _range("votes_per_pair", votes_per_pair)
     check_at_least("n_pairs", n_pairs, 1)
     check_at_least("n_annotators", n_annotators, 1)
+    usual = 5 if rankings else 6
+    if n_responses_per_prompt is None:
+        n_responses_per_prompt = usual
     check_at_least("n_responses_per_prompt", n_responses_per_prompt, 2)
     if n_responses_per_prompt > MAX_RESPONSES_PER_PROMPT:
         most = f"at most {MAX_RESPONSES_PER_PROMPT}"
@@ -204,7 +209,7 @@ def town_hall(
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
     given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
-    if given == (0, 5, 1000, 6, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT, 0):
+    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT, 0):
         preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps, people)
 
