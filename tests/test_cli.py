@@ -239,7 +239,7 @@ def test_demo_writes_its_votes(tmp_path: Path) -> None:
     run("demo", "--pairs", "300", "-o", tmp_path / "other.parquet", "--seed", "1")
     assert "only .parquet keeps rankings" in run("demo", "--pairs", "300", "-o", tmp_path / "counts.jsonl.gz").stdout
     files = [tmp_path / file for file in ("town.parquet", "other.parquet", "counts.jsonl.gz")]
-    found = [json.loads(run("inspect", data, "--json").stdout) for data in ("demo-rankings:300", *files)]
+    found = [json.loads(run("inspect", str(data), "--json").stdout) for data in ("demo-rankings:300", *files)]
     same, town, other, counts = (one["fingerprint"] for one in found)
     assert same == town != other
     assert counts != town

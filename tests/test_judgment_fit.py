@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -47,8 +46,11 @@ def orders(places: Ranking) -> list[tuple[int, ...]]:
 def probability(places: Ranking, reward: np.ndarray) -> float:
     """Return the Plackett–Luce probability of a ranking, as the sum over its orders."""
     rate = np.exp(reward)
-    return sum(
-        math.prod(rate[one] / rate[list(order[i:])].sum() for i, one in enumerate(order)) for order in orders(places)
+    return float(
+        sum(
+            math.prod(rate[one] / rate[list(order[i:])].sum() for i, one in enumerate(order))
+            for order in orders(places)
+        )
     )
 
 
@@ -85,30 +87,27 @@ def rankings(judgments: Judgments, items: np.ndarray) -> list[Ranking]:
 
 def random_mixture(seed: int, d: int, k: int) -> Voices:
     rng = np.random.default_rng(seed)
-    return Voices(rng.standard_normal((d, k)), *(rng.dirichlet(np.ones(n)) for n in (k, len(FACTORS))))
+    return Voices(rng.standard_normal((d, k)), rng.dirichlet(np.ones(k)), rng.dirichlet(np.ones(len(FACTORS))))
 
 
 def looped(
     mixture: Voices, judgments: Judgments, items: np.ndarray, inputs: np.ndarray, deviation: np.ndarray | None = None
-) -> Counter[int]:
+) -> dict[int, float]:
     """Return log P of each group by the definition, with loops over people, members, T and rankings."""
     own = inputs @ mixture.theta + (0 if deviation is None else deviation[:, None])
     people: dict[int, dict[int, list[Ranking]]] = {}
     for i, ranking in enumerate(rankings(judgments, items)):
         group = judgments.person[i] if judgments.linked else judgments.group[i]
         people.setdefault(int(group), {}).setdefault(int(judgments.person[i]), []).append(ranking)
-    found: Counter[int] = Counter()
+    found = dict.fromkeys(people, 0.0)
     for group, members in people.items():
-        found[group] = sum(
-            math.log(
-                sum(
-                    pi * kappa * math.prod(probability(one, own[:, j] / T) for one in of_person)
-                    for j, pi in enumerate(mixture.shares)
-                    for T, kappa in zip(mixture.factors, mixture.factor_shares, strict=True)
-                )
+        for of_person in members.values():
+            chance = sum(
+                pi * kappa * math.prod(probability(one, own[:, j] / T) for one in of_person)
+                for j, pi in enumerate(mixture.shares)
+                for T, kappa in zip(mixture.factors, mixture.factor_shares, strict=True)
             )
-            for of_person in members.values()
-        )
+            found[group] += math.log(chance)
     return found
 
 
@@ -312,7 +311,8 @@ def test_options_decide_whether_judgments_are_used(
 
 
 def test_counts_alone_are_learned_as_before(town: PreferenceSet) -> None:
-    counts, options = replace(town, judgments=None), {"k": 2, "encoder": "none"}
+    options: dict[str, Any] = {"k": 2, "encoder": "none"}
+    counts = replace(town, judgments=None)
     without, off = fit(counts, **options), fit(town, judgments=False, **options)
     assert figures_of(without) is None
     assert without.record.target == off.record.target != "judgments"
@@ -388,7 +388,8 @@ UP, DOWN, ALL_TIE = [0, 1, 2], [2, 1, 0], [[0, 1, 2]]
 def test_few_judgments_do_not_fail(make: Callable[[], PreferenceSet], options: dict[str, Any]) -> None:
     votes = make()
     assert votes.whole_judgments is not None
-    found = fit(votes, **{"k": 2, "encoder": "none"} | options)
+    given: dict[str, Any] = {"k": 2, "encoder": "none", **options}
+    found = fit(votes, **given)
     judged_prompts = np.unique(votes.whole_judgments.prompt)
     train = ~votes.test_mask(None, seed=options.get("seed", 0))
     in_training = np.isin(votes.prompt_index[train], judged_prompts).any()
