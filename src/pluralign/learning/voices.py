@@ -485,21 +485,30 @@ class Penalties:
 
 STEPS = 50
 """L-BFGS iterations. With more of them, fits follow the training judgments too closely."""
+STARTS, FIRST_STEPS = 4, 15
+"""Random starts of the final fit, and the steps after which the one with the lowest minimum is kept."""
 START = 1.0
 """Spread of the random start of a member's own part, in units of reward."""
 
 
 def fit_voices(
-    texts: RankedTexts, k: int, penalties: Penalties, start: FloatArray | None = None, *, seed: int = 0
+    texts: RankedTexts,
+    k: int,
+    penalties: Penalties,
+    start: FloatArray | None = None,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
 ) -> tuple[Voices, float]:
-    """Fit the mixture from a random start. Return it with the minimum that was found.
+    """Fit the mixture. Return it with the minimum that was found.
 
     Args:
         texts: the rankings.
         k: number of members. A single member has no part of its own.
         penalties: how strongly to regularise.
-        start: θ_0 to start from, ``(d,)``.
-        seed: of the random start of δ.
+        start: θ_0 to start from, ``(d,)``, with random δ; or all θ_j, ``(d, k)``.
+        seed: of the random δ.
+        steps: maximum number of iterations.
     """
     x, n = texts.inputs, max(texts.n_choices, 1)
     d, n_own = x.shape[1], k if k > 1 else 0
@@ -509,7 +518,9 @@ def fit_voices(
         spread = np.std(x @ unknowns[:, 1:].astype(x.dtype), axis=0)
         unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
-        unknowns[:, 0] = start
+        unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
+    if start is not None and start.ndim == 2 and n_own:
+        unknowns[:, 1:] = start - unknowns[:, :1]
     strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
     no_deviations = np.zeros((len(x), 1), dtype=x.dtype)
 
@@ -531,7 +542,7 @@ def fit_voices(
         return value, np.concatenate([slope.ravel(), *slopes])
 
     first = np.append(unknowns.ravel(), np.zeros(k + len(FACTORS)))
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": steps})
     weights, *logits = unpack(found.x)
     theta = weights[:, :1] + weights[:, 1:] if n_own else weights
     return Voices(theta, *(softmax(one) for one in logits)), float(found.fun)
@@ -565,8 +576,6 @@ AT_ONCE = 2
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
 MANY_PROMPTS = 500
-RESTARTS = 2
-"""Random starts of the final fit. The one with the lowest minimum is kept."""
 SINGLE = "one reward"
 """The rival of ``VOICES`` in the test of voices, by its name in an ensemble."""
 
@@ -594,18 +603,22 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
     single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, penalties)[0])
 
-    def fitted(k: int, restarts: int = 1) -> Voices:
+    def fitted(k: int, starts: int = 1) -> Voices:
         def fit() -> Voices:
-            seeds = range(options.seed * RESTARTS, options.seed * RESTARTS + restarts)
-            fits = [fit_voices(everyone, k, penalties, single.theta[:, 0], seed=seed) for seed in seeds]
-            return min(fits, key=lambda found: found[1])[0]
+            fit_from, seeds = (
+                partial(fit_voices, everyone, k, penalties),
+                range(options.seed * STARTS, (options.seed + 1) * STARTS),
+            )
+            tried = [fit_from(single.theta[:, 0], seed=seed, steps=FIRST_STEPS) for seed in seeds[:starts]]
+            best, _ = min(tried, key=lambda found: found[1])
+            return fit_from(best.theta)[0]
 
         return single if k == 1 else keep(f"judgments-{k}", Voices, fit)
 
     task.watcher.choosing("temperature")
     smaller = [partial(fitted, k) for k in history_sizes(size)[1:-1]]
     validated = partial(keep, "judgments-validated", Validated, partial(search.validated, size, penalties))
-    fits: list[Any] = [partial(fitted, size, RESTARTS), task.baselines, validated, *smaller]
+    fits: list[Any] = [partial(fitted, size, STARTS), task.baselines, validated, *smaller]
     voices, baselines, checked, *mixtures = task.in_parallel(fits)
     history, free = list[Any](), Members(single.theta, single.shares)
 
