@@ -280,7 +280,7 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     held_out = load_held_out(folder, loaded).preferences
     assert (judged := held_out.judgments) is not None
     assert (stored.n, stored.prompts) == (judged.n, judged.n_prompts)
-    assert stored.uniform == pytest.approx(-math.log(math.factorial(6)))
+    assert stored.uniform == pytest.approx(-math.log(math.factorial(5)))
     again = evaluate(loaded, held_out).judgments
     assert again is not None
     assert astuple(again)[:5] == pytest.approx(astuple(stored)[:5], rel=1e-6)
