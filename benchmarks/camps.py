@@ -35,8 +35,8 @@ from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, hard_votes
 from pluralign.measuring.camps import study_camps
 from pluralign.theory.calibration import brier, ensemble_prob, votes_from_rewards
-from pluralign.votes.preferences import texts_of
-from pluralign.votes.raters import RaterVotes, town_hall_votes
+from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.raters import town_hall_votes
 from pluralign.votes.town_hall.town_hall import TownHall
 
 TEST_FRACTION = 0.2
@@ -101,7 +101,7 @@ def measure(town: TownHall, seed: int, arguments: argparse.Namespace) -> Iterato
     joint = fit(town, seed, arguments, method="joint", target=arguments.target)
     voters = [
         of_ensemble("joint", town, joint, features),
-        of_ensemble("with rater ids", town, fit(town, seed, arguments, raters=town_hall_votes(town)), features),
+        of_ensemble("with rater ids", town, fit(town, seed, arguments, town_hall_votes(town).preferences), features),
         of_ensemble("stagewise", town, fit(town, seed, arguments, method="stagewise"), features),
         *of_baselines(town, joint, features),
         true_camps(town),
@@ -122,13 +122,13 @@ def measure(town: TownHall, seed: int, arguments: argparse.Namespace) -> Iterato
 
 
 def fit(
-    town: TownHall, seed: int, arguments: argparse.Namespace, raters: RaterVotes | None = None, **method: Any
+    town: TownHall, seed: int, arguments: argparse.Namespace, votes: PreferenceSet | None = None, **method: Any
 ) -> RewardEnsemble:
     """Fit an ensemble on true features or on an encoder's, with or without rater ids."""
     options = {"k": arguments.k, "seed": seed, "test_fraction": TEST_FRACTION, **method}
     if arguments.features == TRUE:
-        return fit_features(town.preferences, town.features, raters, **options)[0]
-    return pluralign.fit(raters or town.preferences, encoder=arguments.features, **options)
+        return fit_features(votes or town.preferences, town.features, **options)[0]
+    return pluralign.fit(votes or town.preferences, encoder=arguments.features, **options)
 
 
 def differences(town: TownHall, ensemble: RewardEnsemble, features: FloatArray | None) -> Differences:

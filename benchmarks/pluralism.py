@@ -171,14 +171,13 @@ def fit(
 ) -> RewardEnsemble:
     """Fit an ensemble without the held-out questions."""
     options = {"k": arguments.k, "seed": seed, "test_fraction": arguments.test_fraction, **METHODS[name]}
-    raters = None
     if name == RATERS:
         assert town is not None, "rater ids: for demo:N only"
-        raters = town_hall_votes(town)
+        votes = town_hall_votes(town).preferences
     if arguments.features == TRUE:
         assert town is not None, "true features: for demo:N only"
-        return fit_features(votes, town.features, raters, **options)[0]
-    return pluralign.fit(votes if raters is None else raters, encoder=arguments.encoder, **options)
+        return fit_features(votes, town.features, **options)[0]
+    return pluralign.fit(votes, encoder=arguments.encoder, **options)
 
 
 def score(

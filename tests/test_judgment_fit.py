@@ -30,6 +30,7 @@ from pluralign.learning.voices import (
     best_nuisances,
     fit_voices,
     judgment_figures,
+    mean_of,
 )
 from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, concatenate
@@ -173,18 +174,19 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(
 ) -> None:
     """By weights of every reward and the logits of all shares, at a point where no share is even."""
     texts = ranked(random_judgments(3, linked=linked))
-    at: list[np.ndarray] = []
+    at, reached = list[np.ndarray](), list[float]()
 
     def compare(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, **_: object) -> Any:
         at.append(start + np.random.default_rng(0).standard_normal(len(start)))
         np.testing.assert_allclose(loss(at[0])[1], numeric_gradient(lambda x: loss(x)[0], at[0]), atol=2e-6)
-        return SimpleNamespace(x=at[0], fun=loss(at[0])[0])
+        reached.append(loss(at[0])[0])
+        return SimpleNamespace(x=at[0])
 
     monkeypatch.setattr(voices, "minimize", compare)
-    mixture, value = fit_voices(texts, k, Penalties(0.3, 0.2, 0.3), np.ones(4))
+    mixture = fit_voices(texts, k, Penalties(0.3, 0.2, 0.3), np.ones(4))
     weights = at[0][: 4 * (1 + k * (k > 1))].reshape(4, -1)
     penalty = 0.15 * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
-    assert value == pytest.approx(penalty - mixture.by_group(texts).sum() / texts.n_choices)
+    assert reached[0] == pytest.approx(penalty - mixture.by_group(texts).sum() / texts.n_choices)
 
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
@@ -219,12 +221,29 @@ def crowd(
 def test_members_are_the_rewards_of_the_people() -> None:
     tastes = 2 * np.linalg.qr(np.random.default_rng(0).standard_normal((6, 3)))[0]
     texts = RankedTexts.of(*crowd(0, tastes, prompts=60, people=5))
-    found, _ = fit_voices(texts, 3, Penalties(0.01, 0.003, 0.01), np.zeros(6))
+    found = fit_voices(texts, 3, Penalties(0.01, 0.003, 0.01), np.zeros(6))
     likeness = np.corrcoef(tastes.T, found.theta.T)[:3, 3:]
     assert sorted(likeness.argmax(axis=1)) == [0, 1, 2], "one member each"
     assert likeness.max(axis=1).min() > 0.95
     assert found.shares == pytest.approx(1 / 3, abs=0.1)
     assert found.factor_shares[0] > 0.9, "everyone had T = 1"
+
+
+def test_the_mean_of_fits_matches_their_members() -> None:
+    """Noisy copies in any order: the mean is closer to the rewards than each copy, and as decisive as the copies."""
+    rng = np.random.default_rng(0)
+    inputs, mixture = rng.standard_normal((200, 4)), random_mixture(0, 4, 3)
+    copies = []
+    for _ in range(8):
+        order, noise = rng.permutation(3), 0.4 * rng.standard_normal((4, 3))
+        copies.append(replace(mixture, theta=(mixture.theta + noise)[:, order], shares=mixture.shares[order]))
+    found = mean_of(copies, inputs)
+    order = np.corrcoef(found.theta.T, mixture.theta.T)[:3, 3:].argmax(axis=1)
+    assert found.shares == pytest.approx(mixture.shares[order])
+    likeness = [np.corrcoef((inputs @ one.theta).T, (inputs @ mixture.theta).T)[:3, 3:] for one in (found, *copies)]
+    assert likeness[0].max(axis=1).min() > max(one.max(axis=1).mean() for one in likeness[1:])
+    spreads = [np.sort(np.std(inputs @ one.theta, axis=0)) for one in copies]
+    assert np.std(inputs @ found.theta, axis=0).mean() == pytest.approx(np.mean(spreads), rel=1e-6)
 
 
 @pytest.mark.parametrize("camps", [False, True])
@@ -234,7 +253,7 @@ def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     setting: dict[str, Any] = {"people": 5, "factors": FACTORS, "hidden": 1.5}
     learn = RankedTexts.of(*crowd(0, tastes, prompts=60, **setting))
     check = RankedTexts.of(*crowd(2, tastes, prompts=20, **setting))
-    fits = {name: fit_voices(learn, k, Penalties(0.01, 0.005, 0.01))[0] for name, k in {VOICES: 2, SINGLE: 1}.items()}
+    fits = {name: fit_voices(learn, k, Penalties(0.01, 0.005, 0.01)) for name, k in {VOICES: 2, SINGLE: 1}.items()}
     models = {name: asdict(one.with_nuisances(best_nuisances([(one, check)]))) for name, one in fits.items()}
     figures = judgment_figures(models, *crowd(1, tastes, prompts=40, **setting))
     assert (figures.n, figures.prompts) == (200, 40)
@@ -332,7 +351,7 @@ def test_an_interrupted_fit_repeats_no_finished_step(
     with pytest.raises(KeyboardInterrupt):
         fit(town, watcher=Killed(), folder=tmp_path, **options)
     steps = {path.stem.removeprefix("judgments-") for path in tmp_path.glob(".unfinished-*/judgments-*")}
-    assert steps == {"penalties", "size", "validated", "1", "2"}
+    assert steps == {"penalties", "size", "validated", "1", *(f"2-{start}" for start in range(voices.STARTS))}
     for name in ("fit_voices", "choose_temperature"):
         monkeypatch.delattr(voices, name)
     resumed = fit(town, folder=tmp_path, **options)

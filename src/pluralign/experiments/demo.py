@@ -30,7 +30,7 @@ from pluralign.publishing.tables import Table, number, pruning_table
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.raters import RaterVotes, town_hall_votes
+from pluralign.votes.raters import town_hall_votes
 from pluralign.votes.summary import Inspection, Truth, inspect, inspect_truth
 from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, town_hall
 
@@ -168,16 +168,13 @@ def demo(
     )
 
 
-def fit_features(
-    preferences: PreferenceSet, features: Array, raters: RaterVotes | None = None, **options: Any
-) -> tuple[RewardEnsemble, HeldOutVotes]:
+def fit_features(preferences: PreferenceSet, features: Array, **options: Any) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Fit an ensemble on given features, with the same training and the same held-out prompts as ``fit``.
 
     Args:
         preferences: the votes.
         features: raw features of ``texts_of(preferences)``, in that order, ``(n_texts, d)``; those of a town hall are
             what decides its votes.
-        raters: the same votes with their raters, to fit members to raters.
         **options: those of ``fit``; ``encoder`` and ``surface`` are ignored.
 
     Returns:
@@ -191,13 +188,13 @@ def fit_features(
         (18, 2)
     """
     chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
-    if raters is not None:
+    if preferences.knows_raters:
         chosen = replace(chosen, level="policy")
     rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
     data = LearningData(preferences, rows, vectors, nothing, chosen)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return fit_members(data, raters)
+        return fit_members(data)
 
 
 def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:

@@ -1,7 +1,7 @@
 """``fit``: from votes to an ensemble with its figures on held-out prompts.
 
 The order of the work: hold out test prompts, make features, choose on validation prompts (``choose``), train
-(``joint``, ``policy_level``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen
+(``joint``, ``policy_level``, ``stagewise``, or ``voices`` on judgments), measure (``measure``). Features are frozen
 (``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
 
 To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import FloatArray, IntArray
-from pluralign.core.checkpoints import Checkpoints, fingerprint
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
@@ -60,8 +60,8 @@ def fit(
 
     Args:
         preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
-            dicts. A part of the prompts is held out for testing and not trained on. With ``RaterVotes`` all votes of a
-            rater share one posterior over members, and members are fitted for the policy level. Raters are used in the
+            dicts. A part of the prompts is held out for testing and not trained on. With ``RaterVotes`` all
+            judgments of a rater share one member, and members are fitted for the policy level. Raters are used in the
             fit only and not saved.
         options: how to learn.
         finetuning: which language model to fine-tune, and how. Without a backbone, features are frozen.
@@ -87,12 +87,12 @@ def fit(
     finetuning = with_changes(finetuning or FinetuneOptions(), of_finetuning)
     options = with_changes(options or FitOptions(), changes)
     watcher = watcher or FitWatcher()
-    raters = preferences if isinstance(preferences, RaterVotes) else None
-    check_applies(options, finetuning, raters=raters is not None)
-    if raters is not None:
-        options = replace(options, level="policy")
     preferences = as_preferences(preferences)
-    settings = {**decisive_options(options), **decisive_options(finetuning), "raters": raters is not None}
+    raters = preferences.knows_raters
+    check_applies(options, finetuning, raters=raters)
+    if raters:
+        options = replace(options, level="policy")
+    settings = {**decisive_options(options), **decisive_options(finetuning), "raters": raters}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None or options.pooling == "attention":
         return fit_tuned(preferences, options, finetuning, folder, progress, watcher)
@@ -113,15 +113,13 @@ def fit(
             "version": __version__,
             "encoder": text_features.identity,
         }
-        if raters is not None:
-            inputs["raters"] = fingerprint([raters.pair, raters.rater, raters.chose_a])
         checkpoints = Checkpoints(folder, inputs, processes)
         data = LearningData(preferences, test_rows, features, text_features, options, checkpoints, watcher)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-            ensemble, held_out = fit_members(data, raters)
+            ensemble, held_out = fit_members(data)
             record = ensemble.record
             if options.folds is not None:
-                record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble, raters))
+                record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)
@@ -153,7 +151,7 @@ def fold_of_prompts(preferences: PreferenceSet, folds: int, seed: int = 0) -> In
     return fold
 
 
-def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, raters: RaterVotes | None) -> Evaluation:
+def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble) -> Evaluation:
     """Return the figures of the method on all prompts. An official split is ignored.
 
     Args:
@@ -161,7 +159,6 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
             continues after the last one.
         folds: number of parts.
         fitted: the ensemble that is saved, for the sizes that the figures show.
-        raters: the same votes with their raters, if these are known.
 
     Returns:
         The figures, without members, since each fold has its own. Those of judgments are of the held-out prompts.
@@ -173,7 +170,7 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
         data.watcher.fold(number + 1, folds)
         unsaved = Checkpoints(None, {}, data.checkpoints.processes)
         part = replace(data, test_rows=fold == number, checkpoints=unsaved, watcher=FitWatcher())
-        step, predict = f"fold-{number}-of-{folds}", partial(_predict, part, raters)
+        step, predict = f"fold-{number}-of-{folds}", partial(_predict, part)
         for kind, shares in data.checkpoints.keep(step, dict[str, dict[str, FloatArray]], predict).items():
             for name, share in shares.items():
                 pooled[kind].setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
@@ -189,9 +186,9 @@ def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, rater
     return replace(figures, voices=voices, judgments=held_out.judgments, first_choices=held_out.first_choices)
 
 
-def _predict(data: LearningData, raters: RaterVotes | None) -> dict[str, dict[str, FloatArray]]:
+def _predict(data: LearningData) -> dict[str, dict[str, FloatArray]]:
     """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
-    ensemble, held_out = fit_members(data, raters)
+    ensemble, held_out = fit_members(data)
     test, processes = held_out.preferences, data.checkpoints.processes
     features = processes.gathered(data.features, rows_of_texts(test, data.preferences))
     own, baselines = measure.read_ensemble(ensemble, test, features)

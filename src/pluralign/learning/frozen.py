@@ -1,7 +1,7 @@
 """Members on features that stay as they are: of an encoder, or of a model whose fine-tuning is over.
 
 Third file of the joint fit: from features to pairs, and from members to an ensemble with its figures. ``fit_members``
-is a fit on frozen features, with or without rater ids, ``fit_tuned_members`` one on features that were themselves
+is a fit on frozen features, to counts or to judgments, ``fit_tuned_members`` one on features that were themselves
 trained on the votes. They share their steps: map features to inputs, take the training pairs, fit, measure on the
 held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
 """
@@ -32,7 +32,6 @@ from pluralign.learning.choose import fit_joint, fit_stagewise
 from pluralign.learning.measure import bound_cost, measure_fit
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs, scores
-from pluralign.learning.raters import fit_raters, training_votes
 from pluralign.learning.task import FitTask, Fitted, LearningData
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.learning.voices import fit_judgments
@@ -42,35 +41,27 @@ from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.raters import RaterVotes
 
 INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
 
-def fit_members(data: LearningData, raters: RaterVotes | None = None) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble to the training pairs, or to the votes of known raters on them, and measure it on the others."""
+def fit_members(data: LearningData) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Fit an ensemble to the training pairs, or to the judgments on them, and measure it on the other pairs."""
     inputs = feature_map(data)
     task = task_of(data, inputs)
-    if raters is None:
-        return _measured(data, inputs, task, _fitted(data, task))
-    train = ~data.test_rows
-    votes = training_votes(raters, train)[np.cumsum(train)[_training_rows(data)] - 1]
-    ensemble, held_out = _measured(data, inputs, task, fit_raters(task, votes))
-    record = replace(ensemble.record, raters=int(np.count_nonzero(votes.per_rater)))
-    return replace(ensemble, record=record), held_out
-
-
-def _fitted(data: LearningData, task: FitTask) -> Fitted:
-    """Fit members to pair counts with the chosen method, or to whole judgments where the votes have them."""
-    options, votes = data.options, data.preferences
+    options, votes, rows = data.options, data.preferences, ~data.test_rows
     if options.method == "stagewise":
-        return fit_stagewise(task)
-    judged = votes.whole_judgments if options.judgments and options.target == "auto" else None
-    if judged is None or not (rows := np.isin(judged.prompt, task.train.prompt)).any():
-        return fit_joint(task)
-    items = judged.items(votes)[np.repeat(rows, judged.sizes)]
-    return fit_judgments(task, judged[rows].unlinked(), items)
+        return _measured(data, inputs, task, fit_stagewise(task))
+    judged = votes.judgments if votes.knows_raters else votes.whole_judgments
+    if judged is not None and (votes.knows_raters or (options.judgments and options.target == "auto")):
+        kept = np.isin(judged.prompt, votes.prompt_index[rows])
+        if kept.any():
+            items = judged.items(votes)[np.repeat(kept, judged.sizes)]
+            ensemble, held_out = _measured(data, inputs, task, fit_judgments(task, judged[kept], items))
+            raters = judged[kept].n_persons if votes.knows_raters else None
+            return replace(ensemble, record=replace(ensemble.record, raters=raters)), held_out
+    return _measured(data, inputs, task, fit_joint(task))
 
 
 def fit_tuned_members(
@@ -145,7 +136,10 @@ def _measured(
     options, test = data.options, task.test
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
-    members, together = fitted.members, fitted.target == "judgments"  # these differ in how decisive they are
+    members, together = (
+        fitted.members,
+        fitted.target in ("judgments", "raters"),
+    )  # these differ in how decisive they are
     members = members if options.level == "policy" else members.unit_spread(task.train, together=together)
     linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
     ensemble = RewardEnsemble(linear, members.weights, *own, baselines=fitted.models, choice_model=fitted.choice_model)

@@ -1,55 +1,23 @@
-"""A mixture of Bradley–Terry rewards learned from votes whose raters are known.
+"""What the choices of one rater say about the rater: the choice model of an ensemble, and a reward of their own.
 
-Every rater i belongs to one of k groups, and all votes of a rater come from the reward of their group:
-
-    P(votes of i) = Σ_j π_j Π_{votes v of i} σ(±θ_j·d_v),   + if v is a vote for a, − for b.
-
-Without rater ids every vote has a rater of its own; that is the mixture in ``baselines``. Vote shares alone do not
-separate groups whose rewards differ by opposite amounts. A rater's votes on several pairs do.
-
-Most raters cast few votes, so the groups' rewards are shrunk towards one reward θ_0 for everyone, not towards zero:
-
-    max over θ, π   (1/n_votes) Σ_i log P(votes of i) − (λ/2) Σ_j |θ_j − θ_0|².
-
-EM solves it. Integers stand for raters here; ids are removed where votes are read (``votes.raters``).
+Members are learned from raters in ``voices``: rater ids link the judgments of a person across prompts. Integers stand
+for raters here; ids are removed where votes are read (``votes.raters``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.special import log_expit, logsumexp, softmax
+from scipy.special import softmax
 
-from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
-from pluralign.core.random_streams import CHOICE_MODEL, RATER_MIXTURE, random_stream
-from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
-from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry
-from pluralign.learning.pairs import Members, Pairs, cap_disagreement, gram, scores
-from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, history_sizes
-from pluralign.learning.teacher import fit_teacher
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
+from pluralign.core.random_streams import CHOICE_MODEL, random_stream
+from pluralign.learning.pairs import Pairs
 from pluralign.theory.calibration import sigmoid
 from pluralign.theory.posterior import SAFE_SHARE, SMALLEST_SLIP, SPREAD, VOICES_SHARE, ChoiceModel, person_chances
-from pluralign.theory.simplex import weights_and_undecided
-from pluralign.votes.raters import RaterVotes
-
-STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""Strengths of shrinkage to choose from, strongest first."""
-PATIENCE = 2
-"""The search ends when this many strengths in turn are no better than the best one before them."""
-RESTARTS = 4
-ROUNDS, VALIDATION_ROUNDS = 40, 20
-"""Maximum number of EM rounds of a final fit, and of a fit that serves a choice."""
-TOLERANCE = 1e-5
-"""EM stops when a round gains less than this, in nats per vote."""
-MAX_FOLDS = 3
-"""Validation folds that choose the strength."""
-START_NOISE = 0.5
-"""Spread of the random part of a member's reward differences at the start."""
-SMALLEST_SHARE = 1e-12
-SMALLEST_STEP = 1e-9
+from pluralign.votes.judgments import Judgments
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +45,34 @@ class VotesByRater:
         sides, shape = (chose_a, 1.0 - chose_a), (n_raters, n_pairs)
         return cls(*(sparse.csr_matrix((side, (rater, pair)), shape=shape) for side in sides))
 
+    @classmethod
+    def of(cls, judgments: Judgments, items: IndexArray, pairs: Pairs) -> "VotesByRater":
+        """Count the votes on pairs that rankings hold: one on each two of their responses.
+
+        Args:
+            judgments: the rankings, with persons as raters.
+            items: text of each of their entries, ``(n_entries,)``.
+            pairs: the pairs. Votes on others are left out.
+        """
+        width = np.int64(len(pairs.inputs))
+        keys = np.minimum(pairs.a, pairs.b) * width + np.maximum(pairs.a, pairs.b)
+        order = np.argsort(keys, kind="stable")
+        found: list[tuple[IntArray, ...]] = []
+        for size in np.unique(judgments.sizes):
+            rankings = np.flatnonzero(judgments.sizes == size)
+            entries = judgments.start[rankings][:, None] + np.arange(size)
+            first, second = np.triu_indices(size, k=1)
+            better, worse = (items[entries[:, side]].astype(np.int64).ravel() for side in (first, second))
+            tie = (judgments.place[entries[:, first]] == judgments.place[entries[:, second]]).ravel()
+            key = np.minimum(better, worse) * width + np.maximum(better, worse)
+            at = order[np.minimum(np.searchsorted(keys, key, sorter=order), len(keys) - 1)]
+            there = keys[at] == key
+            person = np.repeat(judgments.person[rankings], len(first))
+            chose_a = np.where(tie, 0.5, pairs.a[at] == better)
+            found.append((person[there], at[there], chose_a[there]))
+        person, pair, chose_a = (np.concatenate(values) for values in zip(*found, strict=True))
+        return cls.count(person, pair, chose_a, judgments.n_persons, len(pairs))
+
     def __getitem__(self, pairs: Mask | npt.NDArray[np.int64]) -> "VotesByRater":
         """Return the votes on some pairs (a mask or indices). Raters keep their rows."""
         return VotesByRater(self.for_a[:, pairs], self.for_b[:, pairs])
@@ -92,305 +88,6 @@ class VotesByRater:
     def n_raters(self) -> int:
         """Number of raters."""
         return int(self.for_a.shape[0])
-
-    @property
-    def total(self) -> float:
-        """Number of votes."""
-        return float(self.for_a.sum() + self.for_b.sum())
-
-    @property
-    def per_rater(self) -> FloatArray:
-        """Number of votes of each rater, ``(n_raters,)``."""
-        return np.asarray((self.for_a + self.for_b).sum(axis=1), dtype=np.float64).ravel()
-
-
-# --- the fit: choose how far members may differ, fit the mixture of raters, fit the baselines
-
-
-def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
-    """Return the votes on the training pairs, counted by rater.
-
-    Args:
-        votes: all votes.
-        train: which pairs are trained on, ``(n_pairs,)``.
-    """
-    row, kept = np.cumsum(train) - 1, train[votes.pair]
-    pair, chose_a = row[votes.pair[kept]], votes.chose_a[kept]
-    return VotesByRater.count(votes.rater[kept], pair, chose_a, votes.n_raters, int(train.sum()))
-
-
-def fit_raters(task: FitTask, votes: VotesByRater) -> Fitted:
-    """Fit an ensemble to the votes of known raters on the training pairs, with every smaller size for its history."""
-    options, keep = task.options, task.checkpoints.keep
-    l2 = keep("raters-l2", float, lambda: fit_teacher(task.train, task.folds, (0.0,)).l2)
-    search, size = RaterSearch(task, votes, l2), task.usual_size
-    task.watcher.choosing("shrinkage")
-    strength = keep("raters-strength", float, lambda: search.choose_strength(size))
-    if options.k == "auto":
-        task.watcher.choosing("k")
-        size = keep("raters-size", int, lambda: search.choose_size(strength))
-    task.watcher.choosing("steering")
-    model = keep("raters-choices", ChoiceModel, lambda: search.choice_model(size, strength))
-    problem, history = RaterProblem.of(task.train, votes, l2), []
-    for k in history_sizes(size):
-        fit = partial(problem.fit, k, strength, options.seed, RESTARTS, ROUNDS)
-        mixture = keep(f"raters-{k}", Members, fit)
-        shares = np.where(mixture.weights > NEGLIGIBLE_WEIGHT, mixture.weights, 0.0)
-        free = replace(mixture, weights=shares / shares.sum())
-        capped = [cap_disagreement(t, problem.center, problem.x, task.train.prob_a, task.bound) for t in free.theta.T]
-        members = problem.in_features(replace(free, theta=np.column_stack(capped)), undecided=options.undecided)
-        history.append(task.measured(members))
-    unbounded = problem.in_features(free, undecided=options.undecided) if options.max_disagreement < 1 else None
-    return Fitted(members, 1.0, task.baselines(), unbounded, history, target="raters", choice_model=model)
-
-
-@dataclass(frozen=True, eq=False)
-class RaterProblem:
-    """Training pairs in the leading directions, with the votes of raters."""
-
-    pairs: Pairs
-    votes: VotesByRater
-    axes: Array
-    """``(d, m)``."""
-    x: Array
-    """``(n_pairs, m)``."""
-    center: FloatArray
-    """The soft-label Bradley–Terry reward of all votes, ``(m,)``."""
-
-    @classmethod
-    def of(cls, pairs: Pairs, votes: VotesByRater, l2: float) -> "RaterProblem":
-        """Fit the shared reward and find the directions."""
-        reward = fit_bradley_terry(pairs.difference, pairs.prob_a, l2)
-        axes = directions_with(pairs.difference, reward)
-        x = np.ascontiguousarray(pairs.difference @ axes)
-        return cls(pairs, votes, axes, x, np.asarray(axes.T @ reward, dtype=np.float64))
-
-    def fit(self, k: int, strength: float, seed: int, restarts: int = 1, rounds: int = VALIDATION_ROUNDS) -> Members:
-        """Fit a mixture of k groups, in the leading directions."""
-        options = {"seed": seed, "restarts": restarts, "rounds": rounds}
-        return fit_rater_mixture(self.x, self.votes, self.center, k, strength, **options)
-
-    def new_loss(self, fit: Members, pairs: Pairs, votes: VotesByRater) -> FloatArray:
-        """Return the log loss of votes on other pairs, given those on these, summed per rater, ``(n_raters,)``."""
-        new = scores(pairs.difference @ self.axes, fit.theta)
-        return predictive_log_loss(self.votes, scores(self.x, fit.theta), votes, new, fit.weights)
-
-    def in_features(self, fit: Members, *, undecided: bool) -> Members:
-        """Return the members as rewards of all features, with the undecided share solved exactly.
-
-        u minimises mean (u/2 + (1 − u) Σ_j π_j σ(Δr_j) − p)² over the training pairs; it is 0 without ``undecided``.
-        """
-        share = sigmoid(scores(self.x, fit.theta)) @ fit.weights
-        _, u = weights_and_undecided(share[:, None], self.pairs.prob_a, undecided=undecided)
-        return Members(np.asarray(self.axes @ fit.theta, dtype=np.float64), fit.weights, u)
-
-
-@dataclass(frozen=True, eq=False)
-class RaterSearch:
-    """The choices of a fit with rater ids, made on validation prompts."""
-
-    task: FitTask
-    votes: VotesByRater
-    """The raters' votes on the training pairs."""
-    l2: float
-    """Regularisation of the reward that members are shrunk to."""
-
-    def _without(self, fold: Mask, raters: Mask | None = None) -> RaterProblem:
-        """Return the problem of the other pairs, with the votes of some raters (default: all)."""
-        votes = self.votes[~fold]
-        return RaterProblem.of(self.task.train[~fold], votes if raters is None else votes.of_raters(raters), self.l2)
-
-    def _losses(self, problem: RaterProblem, fold: Mask, k: int, strength: float) -> FloatArray:
-        fit = problem.fit(k, strength, self.task.options.seed)
-        return problem.new_loss(fit, self.task.train[fold], self.votes[fold])
-
-    def choose_strength(self, k: int) -> float:
-        """Return the strength of shrinkage with the lowest log loss on validation prompts."""
-        problems = [(self._without(fold), fold) for fold in self.task.folds[:MAX_FOLDS]]
-        losses: list[float] = []
-        for strength in STRENGTHS:
-            losses.append(sum(float(self._losses(problem, fold, k, strength).sum()) for problem, fold in problems))
-            if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
-                break
-        return STRENGTHS[int(np.argmin(losses))]
-
-    def choose_size(self, strength: float) -> int:
-        """Return the smallest k whose log loss on validation prompts is within one standard error of the best.
-
-        The standard error is that of the difference to the best, over raters.
-        """
-        fold = self.task.folds[0]
-        problem = self._without(fold)
-        losses = {k: self._losses(problem, fold, k, strength) for k in AUTO_SIZES}
-        return smallest_as_good(losses, self.votes[fold].per_rater)
-
-    def choice_model(self, k: int, strength: float) -> ChoiceModel:
-        """Fit the choice model to raters and prompts that the members of each validation fold were not learned from."""
-        seed, folds, parts = self.task.options.seed, self.task.folds[:MAX_FOLDS], []
-        for fold, held_out in zip(folds, rater_groups(self.votes.n_raters, len(folds) + 1, seed), strict=False):
-            problem = self._without(fold, ~held_out)
-            fit = problem.fit(k, strength, seed)
-            theta = np.column_stack([fit.theta, problem.center])
-            known, new = (self.votes[rows].of_raters(held_out) for rows in (~fold, fold))
-            new_scores = scores(self.task.train[fold].difference @ problem.axes, theta)
-            parts.append(NewPeople(known, scores(problem.x, theta), new, new_scores, fit.weights))
-        return fit_choice_model(parts, seed)
-
-
-def smallest_as_good(losses: Mapping[int, FloatArray], n_votes: FloatArray) -> int:
-    """Return the smallest k whose total loss is within one standard error of the lowest.
-
-    With d_i the difference of rater i's loss to that of the best k, n_i the number of their votes and d̄ = Σd / Σn, the
-    standard error of Σd is √Σ(d_i − n_i d̄)².
-
-    Args:
-        losses: summed log loss of each rater by k, ``(n_raters,)`` each.
-        n_votes: votes of each rater, ``(n_raters,)``.
-
-    Example:
-        >>> smallest_as_good({1: np.array([2.0, 2.0]), 2: np.array([1.0, 1.1])}, np.ones(2))
-        2
-    """
-    best = min(losses, key=lambda k: float(losses[k].sum()))
-
-    def as_good(k: int) -> bool:
-        difference = losses[k] - losses[best]
-        residual = difference - n_votes * difference.sum() / max(float(n_votes.sum()), 1.0)
-        return float(difference.sum()) <= float(np.sqrt(np.sum(residual**2)))
-
-    return min(k for k in losses if as_good(k))
-
-
-# --- the mixture of raters by EM
-
-
-def log_likelihoods(votes: VotesByRater, difference: npt.ArrayLike) -> FloatArray:
-    """Return Σ_{votes v of i} log σ(±Δr_vj), the log likelihood of each rater's votes per member, ``(n_raters, k)``.
-
-    Args:
-        votes: the votes.
-        difference: Δr, the members' reward differences, ``(n_pairs, k)``.
-    """
-    z = np.asarray(difference, dtype=np.float64)
-    return np.asarray(votes.for_a @ log_expit(z) + votes.for_b @ log_expit(-z))
-
-
-def posteriors(log_likelihood: FloatArray, shares: FloatArray) -> FloatArray:
-    """Return P(j | votes of i) ∝ π_j exp(log likelihood of i under j), ``(n_raters, k)``.
-
-    Example:
-        >>> posteriors(np.log([[0.9, 0.1], [0.5, 0.5]]), np.array([0.5, 0.5])).round(3)
-        array([[0.9, 0.1],
-               [0.5, 0.5]])
-    """
-    return np.asarray(softmax(log_likelihood + np.log(np.maximum(shares, SMALLEST_SHARE)), axis=1))
-
-
-def predictive_log_loss(
-    known: VotesByRater, known_difference: FloatArray, new: VotesByRater, new_difference: FloatArray, shares: FloatArray
-) -> FloatArray:
-    """Return the log loss of each rater's new votes given their known votes, summed per rater, ``(n_raters,)``.
-
-    Each new vote is predicted by Σ_j P(j | known votes of i) σ(±Δr_j).
-
-    Args:
-        known: votes that the posterior over members uses.
-        known_difference: reward differences of their pairs, ``(n_known_pairs, k)``.
-        new: votes to predict, with the same raters.
-        new_difference: reward differences of their pairs, ``(n_new_pairs, k)``.
-        shares: π, ``(k,)``.
-    """
-    posterior = posteriors(log_likelihoods(known, known_difference), shares)
-    loss = np.zeros(len(posterior))
-    for side, soft in ((new.for_a, sigmoid(new_difference)), (new.for_b, sigmoid(-new_difference))):
-        cells = side.tocoo()
-        chance = np.einsum("nk,nk->n", posterior[cells.row], soft[cells.col])
-        loss += np.bincount(cells.row, -cells.data * np.log(np.maximum(chance, SMALLEST_SHARE)), len(posterior))
-    return loss
-
-
-def fit_rater_mixture(
-    x: Array,
-    votes: VotesByRater,
-    center: FloatArray,
-    k: int,
-    strength: float,
-    *,
-    seed: int = 0,
-    restarts: int = 1,
-    rounds: int = ROUNDS,
-) -> Members:
-    """Fit k rewards by EM. Of several random starts, the one with the highest objective is kept.
-
-    Args:
-        x: features of response a minus those of b, ``(n_pairs, d)``.
-        votes: the votes on these pairs.
-        center: θ_0, ``(d,)``.
-        k: number of members.
-        strength: λ, how strongly members are shrunk towards ``center``.
-        seed: of the starts.
-        restarts: number of random starts.
-        rounds: maximum number of EM rounds per start.
-    """
-    fits = []
-    for number in range(restarts):
-        noise = random_stream(seed, RATER_MIXTURE, k, number).standard_normal((len(center), k))
-        scale = START_NOISE / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
-        fits.append(_expectation_maximisation(x, votes, center, center[:, None] + scale * noise, strength, rounds))
-    return max(fits, key=lambda fit: fit[1])[0]
-
-
-def _expectation_maximisation(
-    x: Array, votes: VotesByRater, center: FloatArray, theta: FloatArray, strength: float, rounds: int
-) -> tuple[Members, float]:
-    """Alternate E and M steps until a round gains less than ``TOLERANCE``.
-
-    E: the posterior of rater i over members, from all votes of i.
-    M: π_j is the mean posterior; each member's reward takes a Newton step on the votes that the posterior gives it.
-
-    Returns:
-        The rewards with π as weights, and the objective: the penalised log likelihood per vote.
-    """
-    n_votes, voters = votes.total, votes.per_rater > 0
-    shares, objective = np.full(theta.shape[1], 1 / theta.shape[1]), -np.inf
-    for number in range(rounds + 1):
-        log_likelihood = log_likelihoods(votes, scores(x, theta))
-        mixed = logsumexp(log_likelihood + np.log(np.maximum(shares, SMALLEST_SHARE)), axis=1)
-        penalty = 0.5 * strength * float(np.sum((theta - center[:, None]) ** 2))
-        last, objective = objective, float(mixed[voters].sum()) / n_votes - penalty
-        if number == rounds or objective - last < TOLERANCE:
-            break
-        posterior = posteriors(log_likelihood, shares)
-        shares = posterior[voters].mean(axis=0)
-        sides = (np.asarray(side.T @ posterior).T / n_votes for side in (votes.for_a, votes.for_b))
-        of_members = zip(*map(np.ascontiguousarray, sides), theta.T, strict=True)
-        theta = np.column_stack([_newton_step(x, a, b, t, center, strength) for a, b, t in of_members])
-    return Members(theta, shares), objective
-
-
-def member_loss(
-    theta: FloatArray, x: Array, for_a: FloatArray, for_b: FloatArray, center: FloatArray, strength: float
-) -> float:
-    """Return −Σ_i (a_i log σ(z_i) + b_i log σ(−z_i)) + λ/2 |θ − θ_0|², with z = x θ: the loss of one M step."""
-    z = scores(x, theta)
-    return float(-(for_a @ log_expit(z)) - for_b @ log_expit(-z) + 0.5 * strength * np.sum((theta - center) ** 2))
-
-
-def _newton_step(
-    x: Array, for_a: FloatArray, for_b: FloatArray, theta: FloatArray, center: FloatArray, strength: float
-) -> FloatArray:
-    """Lower ``member_loss`` by one Newton step, halved until it lowers the loss."""
-    count, chance = for_a + for_b, sigmoid(scores(x, theta))
-    gradient = (count * chance - for_a).astype(x.dtype) @ x + strength * (theta - center)
-    hessian = gram(x, len(x) * count * chance * (1 - chance))
-    hessian[np.diag_indices(len(theta))] += strength
-    step = np.linalg.solve(hessian, gradient)
-    loss = member_loss(theta, x, for_a, for_b, center, strength)
-    while member_loss(theta - step, x, for_a, for_b, center, strength) > loss:
-        step = step / 2
-        if float(np.abs(step).max()) < SMALLEST_STEP:
-            return theta
-    return np.asarray(theta - step)
 
 
 # --- what a person's choices say about the person: the parameters of ``theory.posterior.ChoiceModel``

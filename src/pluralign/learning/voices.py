@@ -28,16 +28,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.optimize import minimize
+from scipy.optimize import linear_sum_assignment, minimize
 from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
 from pluralign.ensemble.ensemble import VOICES
-from pluralign.ensemble.record import JudgmentFigures
-from pluralign.learning.pairs import Members, cap_disagreement, hard_votes
+from pluralign.ensemble.record import HistoryRow, JudgmentFigures
+from pluralign.learning.pairs import Members, cap_disagreement, hard_votes, scores
 from pluralign.learning.policy_level import adjusted_to_counts
+from pluralign.learning.raters import NewPeople, VotesByRater, fit_choice_model, rater_groups
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel, tied_first
@@ -485,8 +486,10 @@ class Penalties:
 
 STEPS = 50
 """L-BFGS iterations. With more of them, fits follow the training judgments too closely."""
-STARTS, FIRST_STEPS = 4, 15
-"""Random starts of the final fit, and the steps after which the one with the lowest minimum is kept."""
+STARTS = 6
+"""Random starts whose mean is the ensemble. From 6 on their number hardly matters (docs/log.md)."""
+MATCHES = 2
+"""Times that members are matched with those of the mean so far."""
 START = 1.0
 """Spread of the random start of a member's own part, in units of reward."""
 
@@ -498,17 +501,15 @@ def fit_voices(
     start: FloatArray | None = None,
     *,
     seed: int = 0,
-    steps: int = STEPS,
-) -> tuple[Voices, float]:
-    """Fit the mixture. Return it with the minimum that was found.
+) -> Voices:
+    """Fit the mixture from one random start.
 
     Args:
         texts: the rankings.
         k: number of members. A single member has no part of its own.
         penalties: how strongly to regularise.
-        start: θ_0 to start from, ``(d,)``, with random δ; or all θ_j, ``(d, k)``.
-        seed: of the random δ.
-        steps: maximum number of iterations.
+        start: θ_0 to start from, ``(d,)``.
+        seed: of the δ to start from.
     """
     x, n = texts.inputs, max(texts.n_choices, 1)
     d, n_own = x.shape[1], k if k > 1 else 0
@@ -518,9 +519,7 @@ def fit_voices(
         spread = np.std(x @ unknowns[:, 1:].astype(x.dtype), axis=0)
         unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
-        unknowns[:, 0] = start.reshape(d, -1).mean(axis=1)
-    if start is not None and start.ndim == 2 and n_own:
-        unknowns[:, 1:] = start - unknowns[:, :1]
+        unknowns[:, 0] = start
     strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
     no_deviations = np.zeros((len(x), 1), dtype=x.dtype)
 
@@ -542,10 +541,36 @@ def fit_voices(
         return value, np.concatenate([slope.ravel(), *slopes])
 
     first = np.append(unknowns.ravel(), np.zeros(k + len(FACTORS)))
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": steps})
+    found = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
     weights, *logits = unpack(found.x)
     theta = weights[:, :1] + weights[:, 1:] if n_own else weights
-    return Voices(theta, *(softmax(one) for one in logits)), float(found.fun)
+    return Voices(theta, *(softmax(one) for one in logits))
+
+
+def mean_of(fits: Sequence[Voices], inputs: Array) -> Voices:
+    """Return the mean of mixtures that were fitted from different random starts.
+
+    Members have no order. Those of each fit are matched one to one with those of the mean so far, so that the sum of
+    the correlations of their rewards is largest. A mean reward varies less from start to start than a single one does.
+    It keeps the mean spread of its parts, because people are as decisive as each fit says.
+
+    Args:
+        fits: mixtures with the same number of members.
+        inputs: of texts, ``(n_texts, d)``.
+    """
+    rewards = [inputs @ fit.theta.astype(inputs.dtype) for fit in fits]
+    theta, matched = fits[0].theta, list(fits)
+    for _ in range(MATCHES):
+        of_mean = inputs @ theta.astype(inputs.dtype)
+        for number, (fit, own) in enumerate(zip(fits, rewards, strict=True)):
+            correlation = np.corrcoef(of_mean, own, rowvar=False)[: fit.k, fit.k :]
+            order = linear_sum_assignment(np.nan_to_num(correlation), maximize=True)[1]
+            matched[number] = replace(fit, theta=fit.theta[:, order], shares=fit.shares[order])
+        theta = np.mean([fit.theta for fit in matched], axis=0)
+    spread = np.mean([np.std(inputs @ fit.theta.astype(inputs.dtype), axis=0) for fit in matched], axis=0)
+    theta = theta * spread / np.maximum(np.std(inputs @ theta.astype(inputs.dtype), axis=0), 1e-12)
+    factor_shares = np.mean([fit.factor_shares for fit in matched], axis=0)
+    return Voices(theta, np.mean([fit.shares for fit in matched], axis=0), factor_shares)
 
 
 def best_nuisances(fits: Sequence[tuple[Voices, RankedTexts]]) -> Nuisances:
@@ -576,6 +601,8 @@ AT_ONCE = 2
 SEARCH_FOLDS = 1
 """Validation folds that choose, where there are many prompts."""
 MANY_PROMPTS = 500
+RATER_FOLDS = 3
+"""Validation folds that decide what the choices of a person say, where rater ids are known."""
 SINGLE = "one reward"
 """The rival of ``VOICES`` in the test of voices, by its name in an ensemble."""
 
@@ -601,46 +628,41 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     else:
         size = int(options.k)
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
-    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, penalties)[0])
+    single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, penalties))
 
-    def fitted(k: int, starts: int = 1) -> Voices:
-        def fit() -> Voices:
-            fit_from, seeds = (
-                partial(fit_voices, everyone, k, penalties),
-                range(options.seed * STARTS, (options.seed + 1) * STARTS),
-            )
-            tried = [fit_from(single.theta[:, 0], seed=seed, steps=FIRST_STEPS) for seed in seeds[:starts]]
-            best, _ = min(tried, key=lambda found: found[1])
-            return fit_from(best.theta)[0]
-
-        return single if k == 1 else keep(f"judgments-{k}", Voices, fit)
+    def fitted(k: int, number: int = 0) -> Voices:
+        seed, theta = options.seed * STARTS + number, single.theta[:, 0]
+        fit = partial(fit_voices, everyone, k, penalties, theta, seed=seed)
+        return single if k == 1 else keep(f"judgments-{k}-{number}", Voices, fit)
 
     task.watcher.choosing("temperature")
-    smaller = [partial(fitted, k) for k in history_sizes(size)[1:-1]]
     validated = partial(keep, "judgments-validated", Validated, partial(search.validated, size, penalties))
-    fits: list[Any] = [partial(fitted, size, STARTS), task.baselines, validated, *smaller]
-    voices, baselines, checked, *mixtures = task.in_parallel(fits)
-    history, free = list[Any](), Members(single.theta, single.shares)
+    smaller = history_sizes(size)[1:-1]
+    fits: list[Callable[[], Any]] = [task.baselines, validated, *(partial(fitted, k) for k in smaller)]
+    fits += [partial(fitted, size, number) for number in range(STARTS)]
+    baselines, checked, *mixtures = task.in_parallel(fits)
+    voices = mean_of(mixtures[len(smaller) :], everyone.inputs)
+    history, free = list[HistoryRow](), Members(single.theta, single.shares)
 
-    as_members = partial(members_of, task, anchor=single.theta[:, 0], temperature=checked.temperature)
-    for mixture in [*[single] * (size > 1), *mixtures, voices]:
+    as_members = partial(members_of, task, anchor=single.theta[:, 0])
+    for mixture in [*[single] * (size > 1), *mixtures[: len(smaller)], voices]:
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
     models = {VOICES: voices.with_nuisances(checked.voices), SINGLE: single.with_nuisances(checked.single)}
     temperature = 1.0 if options.level == "policy" else checked.temperature
-    result = Fitted(members, temperature, baselines, unbounded, history, "judgments", None, checked.choice_model)
+    target = "raters" if judgments.linked else "judgments"
+    result = Fitted(members, temperature, baselines, unbounded, history, target, None, checked.choice_model)
     return replace(result, models={name: asdict(one) for name, one in models.items()})
 
 
-def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, temperature: float, bound: float) -> Members:
+def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, bound: float) -> Members:
     """Return the members of a mixture for the level of the fit, with weights that match the vote counts.
 
     Args:
         task: the training pairs.
         voices: the mixture.
         anchor: the single reward that a member above the bound is mixed with, ``(d,)``.
-        temperature: β of the policy level, which members include.
         bound: maximum training disagreement of a member; 1 sets no bound.
     """
     train, theta = task.train, voices.theta
@@ -648,7 +670,7 @@ def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, temperature
         capped = [cap_disagreement(one, anchor, train.difference, train.prob_a, bound) for one in theta.T]
         theta = np.column_stack(capped)
     if task.options.level == "policy":
-        return adjusted_to_counts(train, Members(theta / temperature, voices.shares))
+        return adjusted_to_counts(train, Members(theta, voices.shares))
     votes = hard_votes(train.difference, theta)
     return Members(theta, *weights_and_undecided(votes, train.prob_a, undecided=task.options.undecided))
 
@@ -673,12 +695,20 @@ class VoicesSearch:
     fits: dict[Any, Voices] = field(default_factory=dict)
     """What was fitted so far."""
 
-    def texts(self, rows: Mask) -> RankedTexts:
-        """Return the judgments on the prompts of some training pairs, ``(n_train,)``."""
-        kept = np.isin(self.judgments.prompt, self.task.train.prompt[rows])
-        items = self.items[np.repeat(kept, self.judgments.sizes)]
-        train = self.task.train
-        return RankedTexts.of(self.judgments[kept], items, train.inputs, train.processes)
+    def texts(self, rows: Mask, persons: Mask | None = None, *, linked: bool = True) -> RankedTexts:
+        """Return the judgments on the prompts of some training pairs.
+
+        Args:
+            rows: the training pairs, ``(n_train,)``.
+            persons: whose judgments (default: all), ``(n_persons,)``.
+            linked: whether people stay known across prompts, if they are.
+        """
+        judgments, train = self.judgments, self.task.train
+        kept = np.isin(judgments.prompt, train.prompt[rows])
+        if persons is not None:
+            kept &= persons[judgments.person]
+        items, judged = self.items[np.repeat(kept, judgments.sizes)], judgments[kept]
+        return RankedTexts.of(judged if linked else judged.unlinked(), items, train.inputs, train.processes)
 
     @cached_property
     def parts(self) -> list[tuple[RankedTexts, RankedTexts]]:
@@ -698,7 +728,7 @@ class VoicesSearch:
         key = part, k, penalties
         if key not in self.fits:
             learn, seed = self.parts[part][0], self.task.options.seed
-            self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)[0]
+            self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)
         return self.fits[key]
 
     def log_likelihood(self, k: int, penalties: Penalties) -> FloatArray:
@@ -742,13 +772,13 @@ class VoicesSearch:
             prompts = np.unique(self.task.train.prompt[fold])
             counts = np.cumsum(np.bincount(self.judgments.prompt, minlength=prompts.max() + 1)[prompts])
             few = prompts[: max(int(np.searchsorted(counts, most)), 1)]
-            texts.append(self.texts(np.isin(self.task.train.prompt, few)))
+            texts.append(self.texts(np.isin(self.task.train.prompt, few), linked=False))
         return texts
 
     def validated(self, k: int, penalties: Penalties) -> Validated:
         """Return what a mixture gets from validation prompts. The first fold decides the temperature.
 
-        A person's choices count if the mixture predicts these judgments better than one reward.
+        Without rater ids, a person's choices count if the mixture predicts these judgments better than one reward.
         """
         task, checks = self.task, self.nuisance_texts()
         singles, several = ([self.fitted(part, n, penalties) for part in range(len(checks))] for n in (1, k))
@@ -757,14 +787,29 @@ class VoicesSearch:
             members = members.unit_spread(task.learn, together=True)
         temperature = choose_temperature(members, task.check)
         chosen = [best_nuisances(list(zip(fits, checks, strict=True))) for fits in (several, singles)]
-        check = self.parts[0][1]
+        check = self.texts(task.folds[0], linked=False)
         of_voices, of_single = (
             fits[0].with_nuisances(found).by_group(check)
             for fits, found in zip((several, singles), chosen, strict=True)
         )
         convincing = len(check) > 0 and gain_of(of_voices, of_single, check).low > 0
         model = ChoiceModel(VOICES_SHARE, source="voices") if convincing else ChoiceModel()
+        if self.judgments.linked:
+            model = self.choice_model(k, penalties)
         return Validated(temperature, model, *chosen)
+
+    def choice_model(self, k: int, penalties: Penalties) -> ChoiceModel:
+        """Fit the choice model to raters and prompts that the members of each validation fold were not learned from."""
+        train, seed, folds, parts = self.task.train, self.task.options.seed, self.task.folds[:RATER_FOLDS], []
+        votes = VotesByRater.of(self.judgments, self.items, train)
+        for fold, held_out in zip(folds, rater_groups(votes.n_raters, len(folds) + 1, seed), strict=False):
+            learn = self.texts(~fold, ~held_out)
+            single = fit_voices(learn, 1, penalties.alone()).theta
+            mixture = fit_voices(learn, k, penalties, single[:, 0], seed=seed)
+            theta, own = np.column_stack([mixture.theta, single]), votes.of_raters(held_out)
+            known, new = (scores(train[rows].difference, theta) for rows in (~fold, fold))
+            parts.append(NewPeople(own[~fold], known, own[fold], new, mixture.shares))
+        return fit_choice_model(parts, seed)
 
 
 # --- the test of voices -----------------------------------------------------------------------------------------------

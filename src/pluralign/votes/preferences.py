@@ -268,6 +268,11 @@ class PreferenceSet:
         for_a = {"drop": 0.0, "half": 0.5, "fixed": (1 - np.sign(self.votes_a - self.votes_b)) / 2}[self.tie_rule]
         return np.asarray((self.votes_a + for_a * self.ties) / self.n_votes, dtype=np.float64)
 
+    @property
+    def knows_raters(self) -> bool:
+        """Whether rater ids link the judgments of a person across prompts."""
+        return self.judgments is not None and self.judgments.linked
+
     @cached_property
     def whole_judgments(self) -> Judgments | None:
         """The judgments, if those that tell more than the counts make up a tenth of all votes; else None.
