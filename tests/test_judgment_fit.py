@@ -233,6 +233,7 @@ def test_the_mean_of_fits_matches_their_members() -> None:
     """Noisy copies in any order: the mean is closer to the rewards than each copy, and as decisive as the copies."""
     rng = np.random.default_rng(0)
     inputs, mixture = rng.standard_normal((200, 4)), random_mixture(0, 4, 3)
+    mixture = replace(mixture, theta=2 * np.eye(4)[:, :3])
     copies = []
     for _ in range(8):
         order, noise = rng.permutation(3), 0.4 * rng.standard_normal((4, 3))

@@ -40,9 +40,10 @@ from pluralign.learning.pairs import Members, cap_disagreement, hard_votes, scor
 from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.raters import NewPeople, VotesByRater, fit_choice_model, rater_groups
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
+from pluralign.theory.calibration import sigmoid
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel, tied_first
-from pluralign.theory.simplex import weights_and_undecided
+from pluralign.theory.simplex import simplex_least_squares, weights_and_undecided
 from pluralign.votes.judgments import Judgments
 
 FACTORS = (1.0, 5.0)
@@ -630,16 +631,17 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
     everyone = search.texts(np.ones(len(task.train), dtype=bool))
     single = keep("judgments-1", Voices, lambda: fit_voices(everyone, 1, penalties))
 
-    def fitted(k: int, number: int = 0) -> Voices:
-        seed, theta = options.seed * STARTS + number, single.theta[:, 0]
-        fit = partial(fit_voices, everyone, k, penalties, theta, seed=seed)
-        return single if k == 1 else keep(f"judgments-{k}-{number}", Voices, fit)
+    def fitted(k: int, start: int = 0) -> Voices:
+        if k == 1:
+            return single
+        seed, theta = options.seed * STARTS + start, single.theta[:, 0]
+        return keep(f"judgments-{k}-{start}", Voices, lambda: fit_voices(everyone, k, penalties, theta, seed=seed))
 
     task.watcher.choosing("temperature")
     validated = partial(keep, "judgments-validated", Validated, partial(search.validated, size, penalties))
     smaller = history_sizes(size)[1:-1]
     fits: list[Callable[[], Any]] = [task.baselines, validated, *(partial(fitted, k) for k in smaller)]
-    fits += [partial(fitted, size, number) for number in range(STARTS)]
+    fits += [partial(fitted, size, start) for start in range(STARTS)]
     baselines, checked, *mixtures = task.in_parallel(fits)
     voices = mean_of(mixtures[len(smaller) :], everyone.inputs)
     history, free = list[HistoryRow](), Members(single.theta, single.shares)
@@ -665,14 +667,20 @@ def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, bound: floa
         anchor: the single reward that a member above the bound is mixed with, ``(d,)``.
         bound: maximum training disagreement of a member; 1 sets no bound.
     """
-    train, theta = task.train, voices.theta
+    train, policy = task.train, task.options.level == "policy"
+    members = Members(voices.theta, voices.shares)
+    if policy:
+        members = adjusted_to_counts(train, members)
+    theta = members.theta
     if bound < 1:
         capped = [cap_disagreement(one, anchor, train.difference, train.prob_a, bound) for one in theta.T]
         theta = np.column_stack(capped)
-    if task.options.level == "policy":
-        return adjusted_to_counts(train, Members(theta, voices.shares))
-    votes = hard_votes(train.difference, theta)
-    return Members(theta, *weights_and_undecided(votes, train.prob_a, undecided=task.options.undecided))
+    if not policy:
+        votes = hard_votes(train.difference, theta)
+        return Members(theta, *weights_and_undecided(votes, train.prob_a, undecided=task.options.undecided))
+    if np.array_equal(theta, members.theta):
+        return members
+    return Members(theta, simplex_least_squares(sigmoid(scores(train.difference, theta)), train.prob_a))
 
 
 @dataclass(frozen=True)
