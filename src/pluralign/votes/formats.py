@@ -21,8 +21,8 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_reason
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, RowError, checked_text
-from pluralign.votes.values import Record, parse_cell
+from pluralign.votes.builder import BadRows
+from pluralign.votes.values import Record, RowError, checked_text, parse_cell
 
 CHUNK = 2**16
 LONGEST_LINE = 16 * 10**6

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.errors import DataError
-from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.builder import BadRows, Comparisons
 from pluralign.votes.columns import guess_columns, rename_options
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
@@ -25,6 +25,7 @@ from pluralign.votes.values import (
     RATING_COLUMN,
     Record,
     Records,
+    RowError,
     missing,
     read_count,
     read_list,

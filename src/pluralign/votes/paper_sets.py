@@ -17,13 +17,13 @@ import numpy as np
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.hub import hub_folder
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, Comparisons, RowError, checked_text
+from pluralign.votes.builder import BadRows, Comparisons
 from pluralign.votes.formats import file_records
 from pluralign.votes.layouts import Reader, each
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
-from pluralign.votes.values import Record, Records, read_number, read_prompt
+from pluralign.votes.values import Record, Records, RowError, checked_text, read_number, read_prompt
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.builder import BadRows, Comparisons
 from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.layouts import recognise
 from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import TownHall
-from pluralign.votes.values import Record
+from pluralign.votes.values import Record, RowError
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
 

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.text import shortened
-from pluralign.votes.builder import RowError, checked_text
 from pluralign.votes.prompts import Message, PromptLike
 
 Record: TypeAlias = Mapping[str, Any]
@@ -25,6 +24,24 @@ RATING_COLUMN = re.compile(r"response_(0|[1-9][0-9]{0,5})_(?!model$)(.+)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
 """Plain ASCII digits, unlike ``int``, which also reads 1_0."""
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+
+
+class RowError(Exception):
+    """An invalid row: its kind (for the counts), the problem and the remedy."""
+
+    def __init__(self, kind: str, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.kind, self.problem, self.remedy = kind, problem, remedy
+
+
+def checked_text(text: str, what: str) -> str:
+    """Return a text. Raises a ``RowError`` if it cannot be encoded as UTF-8."""
+    try:
+        if not text.isascii():
+            text.encode()
+        return text
+    except UnicodeEncodeError:
+        raise RowError("broken text", f"{what} is not valid UTF-8", "save the file as UTF-8") from None
 
 
 def missing(name: str) -> RowError:
