@@ -20,12 +20,16 @@ from conftest import pairs_of as pairs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.paper_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
+from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
 from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
+PERSONALLLM_RATERS = (
+    "gemma_2b", "gemma_7b", "mistral_raft", "mistral_ray", "mistral_weqweasdas", "llama3_sfairx", "oasst_deberta_v3",
+    "oasst_pythia_1b", "oasst_pythia_7b", "beaver_7b",
+)  # fmt: skip
 WHERE = {
     "multipref": "data/train-00000-of-00001.parquet",
     "personalllm": "data/train-00000-of-00001.parquet",

@@ -54,7 +54,9 @@ class BadRows:
     def report(self, row: int, error: RowError) -> None:
         """Count the row if invalid rows are skipped, else raise a ``DataError`` with its number."""
         if not self.skip and error.kind not in self.harmless:
-            remedy = f"{error.remedy}, or drop such rows with {spelled(skip_bad=True)}" if self.can_skip else error.remedy
+            remedy = (
+                f"{error.remedy}, or drop such rows with {spelled(skip_bad=True)}" if self.can_skip else error.remedy
+            )
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
         self.count(error.kind)
 
@@ -365,7 +367,7 @@ class Comparisons:
         kept = {}
         for name, given in self._columns.items():
             values = [*given, *[None] * (len(self._annotators) - len(given))]
-            code = distinct([None if value != value else value for value in values])[1]  # noqa: PLR0124
+            code = distinct([None if value != value else value for value in values])[1]
             if name == "split":
                 kept[name] = _as_array(values)[merged.rows]
             elif (code[merged.rows][merged.pair] != code).any():
@@ -382,7 +384,9 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
     have = "no vote" if counted == 0 else "only one vote" if counted == 1 else f"only {counted} votes"
     if ties:
         have += f" and {ties} tie{'s' * (ties > 1)}"
-    remedies = [f"use {spelled(ties='half')} to count ties"] if ties else [] if counted else ["give only pairs with votes"]
+    remedies = (
+        [f"use {spelled(ties='half')} to count ties"] if ties else [] if counted else ["give only pairs with votes"]
+    )
     if counted:
         remedies.append(f"use {spelled(min_votes=counted)} to keep such pairs (one vote shows no disagreement)")
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))

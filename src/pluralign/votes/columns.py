@@ -73,6 +73,17 @@ def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str
     return {name: found[name] for name in needed if name in found}
 
 
+def is_clear(guess: Mapping[str, str], first: Record) -> bool:
+    """Return whether guessed columns need no confirmation: no other column may be meant, and votes are not 0 and 1,
+    which may number the responses or tell whether the first one is preferred.
+    """
+    left = {name: _normal(name) for name in first if name not in guess.values()}
+    sides = [words for kind, words in (("response_a", _TEXT_WORDS), ("votes_a", _COUNT_WORDS)) if kind in guess]
+    others = {word for ours in guess for word in SYNONYMS.get(ours, ())} & set(left.values())
+    unclear = "vote" in guess and str(first[guess["vote"]]).strip() in ("0", "1", "0.0", "1.0")
+    return not (unclear or others or any(_two_sides(left, words) for words in sides))
+
+
 _PERSON = (
     "annotator|rater|worker|crowd_?worker|labell?er|evaluator|assessor|judge|voter|participant|respondent|completed_by"
 )
@@ -109,7 +120,8 @@ def names_people(values: Sequence[Any], prompts: Iterable[int]) -> bool:
         return False
     if all(_PERSON_ID.fullmatch(text) for text in texts):
         return True
-    return all(_HASH.fullmatch(text) for text in texts) and len(set(zip(values, prompts, strict=True))) > len(texts)
+    uses = {(value, prompt) for value, prompt in zip(values, prompts, strict=True) if value is not None}
+    return all(_HASH.fullmatch(text) for text in texts) and len(uses) > len(texts)
 
 
 def _normal(name: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -117,6 +117,22 @@ def read_messages(value: Any, name: str) -> tuple[Message, ...]:
         pass
     problem = f"{name} must be text or a list of role/content messages, not {shown(value)}"
     raise RowError("wrong type", problem, 'write it as "…" or [{"role": "user", "content": "…"}]')
+
+
+def split_dialogues(a: Sequence[Message], b: Sequence[Message]) -> tuple[tuple[Message, ...], str, str]:
+    """Return the common beginning of two dialogues, and the rest of each as a text.
+
+    Example:
+        >>> ask, yes, no = Message("user", "Tea?"), Message("assistant", "Yes."), Message("assistant", "No.")
+        >>> split_dialogues([ask, yes], [ask, no, Message("user", "Why?")])
+        ((Message(role='user', content='Tea?'),), 'Yes.', 'No.\\n\\nuser: Why?')
+    """
+    shared = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+    rest = (
+        "\n\n".join([*(t.content for t in side[:1]), *(f"{t.role}: {t.content}" for t in side[1:])])
+        for side in (a[shared:], b[shared:])
+    )
+    return (tuple(a[:shared]), *rest)  # type: ignore[return-value]
 
 
 def read_response(value: Any, name: str) -> str:
