@@ -109,7 +109,7 @@ def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
 @pytest.mark.parametrize(
     ("rows", "column", "message"),
     [
-        (ROWS, "workr", r"votes.jsonl: there is no column 'workr'; .*did you mean 'worker'\?"),
+        (ROWS, "workr", r"votes.jsonl: there is no column 'workr'; .*did you mean 'worker'\.$"),
         ([wide(worker="ann")], "worker", r"votes.jsonl, row 1: its rows .* hold the votes of several people.*one row"),
         ([{**row, "worker": ""} for row in ROWS], "worker", "no vote has a value in the column 'worker'"),
         ([{**ROWS[0], "worker": ["ann"]}], "worker", "row 1: worker must be a text or a number, not a list"),
@@ -125,7 +125,7 @@ def test_unknown_raters_are_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("source", "column", "options", "message"),
     [
-        (ROWS, "worker", {"ties": "fixed"}, "--ties fixed is a rule for vote counts"),
+        (ROWS, "worker", {"ties": "fixed"}, "ties='fixed' is a rule for vote counts"),
         ("demo:40", "worker", {}, "the rater column of demo is 'rater', not 'worker'"),
         ("multipref", "worker", {}, "vote counts per pair, without raters; give one row per vote"),
         ("saved.parquet", "worker", {}, "vote counts per pair, without raters; give one row per vote"),

@@ -42,6 +42,8 @@ class BadRows:
     harmless: Collection[str] = ()
     """Kinds that are known to occur and no user can fix: they are counted and never raise."""
     counts: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Texts by id that readers share among rows."""
 
     @contextmanager
     def row(self, row: int) -> Iterator[None]:
@@ -228,7 +230,7 @@ class Comparisons:
         return preferences
 
     def finish_single(
-        self, options: LoadOptions, *, min_votes: int = 2
+        self, options: LoadOptions, *, min_votes: int = 2, drop_few: bool = False
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
@@ -237,7 +239,7 @@ class Comparisons:
         """
         merged = self._merged(options)
         judgments = self._judgments(merged.counts, single=True, linked=True)
-        preferences, kept = self._counted(merged, judgments, options, min_votes, drop_few=False)
+        preferences, kept = self._counted(merged, judgments, options, min_votes, drop_few)
         numbers = self._arrays()
         tie = numbers["ties"] > 0
         votes = np.flatnonzero(merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop")))

@@ -171,7 +171,7 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
 def _json_list(stream: IO[bytes], bad: BadRows) -> Iterator[tuple[int, Record]]:
     """Yield the objects of a file that is one JSON list."""
     try:
-        records = json.load(io.TextIOWrapper(stream, "utf-8-sig"))
+        records = json.loads(stream.read().decode("utf-8-sig"))
     except (ValueError, RecursionError, EOFError) as error:
         problem = f"the file is not a JSON list ({one_line(error)})"
         raise DataError(problem, file=bad.file, remedy="write it again, or one object per line (JSON Lines)") from None

@@ -422,7 +422,7 @@ def recognise(
             records = rename_columns(records, renames, bad.file, is_layout)
         return layout, records
     if known is None:
-        logger.warning("%s has the layout of %s: %s", bad.file, public.name, public.assumed)
+        logger.warning("%s: read as %s. %s", bad.file, public.name, public.note)
     bad.harmless = ["identical responses"]
     records = iter(public.rows(records, bad))
     row = next(records, None)

@@ -33,22 +33,21 @@ from pluralign.votes.values import (
     split_dialogues,
 )
 
-Rows: TypeAlias = Callable[[Records, BadRows], Iterator[tuple[int, Record]]]
-"""Turns the records of a format into rows of our layouts, with the row numbers of the records."""
 Convert: TypeAlias = Callable[[Any, BadRows], Iterable[Record]]
 """Turns one record, or the records of one group, into rows."""
 
 
 @dataclass(frozen=True)
 class PublicFormat:
-    """A layout of others: how it is recognised, and how its records become rows."""
+    """A layout of others: how it is recognised, and how its records become rows of our layouts."""
 
     name: str
     needs: tuple[str, ...]
     """Its columns."""
-    assumed: str
-    """What a note says of how it is read."""
-    rows: Rows
+    convert: Convert
+    """Its docstring is what a note says of how the format is read."""
+    key: Callable[[Record], Hashable] | None
+    """Records with the same key are converted together."""
     holds: Callable[[Record], bool]
     """Whether the first record has this layout, if it has the columns."""
 
@@ -56,22 +55,26 @@ class PublicFormat:
         """Return whether a file whose first record this is has the layout."""
         return all(name in record for name in self.needs) and self.holds(record)
 
+    @property
+    def note(self) -> str:
+        """What is assumed."""
+        return " ".join((self.convert.__doc__ or "").split())
 
-PUBLIC_FORMATS: dict[str, PublicFormat] = {}
-"""The formats by name, in the order in which they are tried."""
-
-
-def _public(
-    name: str, needs: str, assumed: str, holds: Callable[[Record], bool] = lambda _: True
-) -> Callable[[Rows], Rows]:
-    """Add the format that a function converts to ``PUBLIC_FORMATS``."""
-
-    def add(rows: Rows) -> Rows:
-        columns = tuple(filter(None, needs.split(", ")))
-        PUBLIC_FORMATS[name] = PublicFormat(name, columns, assumed, rows, holds)
-        return rows
-
-    return add
+    def rows(self, records: Records, bad: BadRows) -> Iterator[tuple[int, Record]]:
+        """Yield rows of our layouts, with the row numbers of the records."""
+        groups: Iterable[tuple[int, Any]] = records
+        if self.key is not None:
+            by_key: dict[Hashable, tuple[int, list[Record]]] = {}
+            for row, record in records:
+                with _checked(bad, row):
+                    by_key.setdefault(self.key(record), (row, []))[1].append(record)
+            groups = by_key.values()
+        for row, group in groups:
+            converted: list[Record] = []
+            with _checked(bad, row):
+                converted = list(self.convert(group, bad))
+            for one in converted:
+                yield row, one
 
 
 @contextmanager
@@ -87,34 +90,23 @@ def _checked(bad: BadRows, row: int) -> Iterator[None]:
             raise invalid("wrong type", f"a value is not as in this format ({reason})") from None
 
 
-def _per_record(convert: Convert) -> Callable[..., Iterator[tuple[int, Record]]]:
-    """Convert records one by one."""
-
-    def rows(records: Iterable[tuple[int, Any]], bad: BadRows) -> Iterator[tuple[int, Record]]:
-        for row, record in records:
-            converted: list[Record] = []
-            with _checked(bad, row):
-                converted = list(convert(record, bad))
-            for one in converted:
-                yield row, one
-
-    return rows
+PUBLIC_FORMATS: dict[str, PublicFormat] = {}
+"""The formats by name, in the order in which they are tried."""
 
 
-def _per_group(key: Callable[[Record], Hashable]) -> Callable[[Convert], Rows]:
-    """Convert lists of records that have the same key."""
+def _public(
+    name: str,
+    needs: str = "",
+    key: Callable[[Record], Hashable] | None = None,
+    holds: Callable[[Record], bool] = lambda _: True,
+) -> Callable[[Convert], Convert]:
+    """Add the format that a function converts to ``PUBLIC_FORMATS``."""
 
-    def decorate(convert: Convert) -> Rows:
-        def rows(records: Records, bad: BadRows) -> Iterator[tuple[int, Record]]:
-            groups: dict[Hashable, tuple[int, list[Record]]] = {}
-            for row, record in records:
-                with _checked(bad, row):
-                    groups.setdefault(key(record), (row, []))[1].append(record)
-            yield from _per_record(convert)(groups.values(), bad)
+    def add(convert: Convert) -> Convert:
+        PUBLIC_FORMATS[name] = PublicFormat(name, tuple(filter(None, needs.split(", "))), convert, key, holds)
+        return convert
 
-        return rows
-
-    return decorate
+    return add
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -209,14 +201,13 @@ def _turns(text: str, marker: re.Pattern[str]) -> PromptLike:
     return (Message("user", first), *messages) if first.strip() else tuple(messages)
 
 
-@_public(
-    "Anthropic HH",
-    "chosen, rejected",
-    "the common beginning of both dialogues is the prompt, and the rest are the responses",
-    lambda record: record.get("prompt") is None and _HH.search(str(record["chosen"])) is not None,
-)
-@_per_record
+def _is_hh(record: Record) -> bool:
+    return record.get("prompt") is None and _HH.search(str(record["chosen"])) is not None
+
+
+@_public("Anthropic HH", "chosen, rejected", holds=_is_hh)
 def _hh(record: Record, _: BadRows) -> Iterable[Record]:
+    """The common beginning of both dialogues is the prompt; the rest are the responses."""
     yield {**record, **{side: _turns(text_in(record, side), _HH) for side in ("chosen", "rejected")}}
 
 
@@ -231,13 +222,9 @@ MULTIPREF_VOTES = {
 }
 
 
-@_public(
-    "MultiPref",
-    "text, completion_a, completion_b, normal_worker_annotations",
-    "the overall_pref of each annotator is one vote; clearly and slightly count the same",
-)
-@_per_record
+@_public("MultiPref", "text, completion_a, completion_b, normal_worker_annotations")
 def _multipref(record: Record, bad: BadRows) -> Iterable[Record]:
+    """The overall_pref of each annotator is one vote; clearly and slightly count the same."""
     votes = []
     for person in _entries(record, "normal_worker_annotations") + _entries(record, "expert_worker_annotations"):
         if (vote := MULTIPREF_VOTES.get(str(person.get("overall_pref")))) is None:
@@ -262,15 +249,11 @@ def _ratings(record: Record) -> list[float]:
     return [read_number(rating, "helpfulness") for rating in listed]
 
 
-@_public(
-    "HelpSteer2 ratings",
-    "prompt, response, helpfulness, coherence, verbosity",
-    "the responses to a prompt are paired in the order of the rows; a rating of one is compared with the rating at the "
-    "same place of the other, and each place is one vote",
-)
-@_per_group(_rated_prompt)
+@_public("HelpSteer2 ratings", "prompt, response, helpfulness, coherence, verbosity", key=_rated_prompt)
 def _helpsteer2(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
-    """Rows without a response tell the split of their prompt; the last one counts."""
+    """The responses to a prompt are paired in the order of the rows. Ratings at the same place of both lists are one
+    vote: they are taken to be of the same person.
+    """
     given = [record for record in records if record.get("response") is not None]
     in_order = list({str(record): record for record in given}.values())
     bad.count("rows given twice", len(given) - len(in_order))
@@ -302,13 +285,9 @@ def _signs(entries: Iterable[Record], name: str, bad: BadRows) -> list[Record]:
     return [{"vote": "a" if value < 0 else "b" if value > 0 else "tie"} for value in given if value != NEITHER]
 
 
-@_public(
-    "HelpSteer2 preferences",
-    "prompt, response_1, response_2, preference_strength",
-    "the sign of each strength in all_preferences_unprocessed is one vote, else that of preference_strength",
-)
-@_per_record
+@_public("HelpSteer2 preferences", "prompt, response_1, response_2, preference_strength")
 def _helpsteer2_preference(record: Record, bad: BadRows) -> Iterable[Record]:
+    """The sign of each strength in all_preferences_unprocessed is one vote, else that of preference_strength."""
     everyone = "all_preferences_unprocessed"
     entries = _entries(record, everyone) if everyone in record else [{"strength": record["preference_strength"]}]
     pair = {"response_a": text_in(record, "response_1"), "response_b": text_in(record, "response_2")}
@@ -316,42 +295,31 @@ def _helpsteer2_preference(record: Record, bad: BadRows) -> Iterable[Record]:
     return _votes({"prompt": prompt, **pair, **_only(record, "split")}, _signs(entries, "strength", bad), bad)
 
 
-@_public(
-    "HelpSteer3",
-    "context, response1, response2, individual_preference",
-    "the sign of each score in individual_preference is one vote",
-)
-@_per_record
+@_public("HelpSteer3", "context, response1, response2, individual_preference")
 def _helpsteer3(record: Record, bad: BadRows) -> Iterable[Record]:
+    """The sign of each score in individual_preference is one vote."""
     pair = {"response_a": text_in(record, "response1"), "response_b": text_in(record, "response2")}
     row = {"prompt": _parsed(record["context"]), **pair, **_only(record, "split domain language")}
     return _votes(row, _signs(_entries(record, "individual_preference"), "score", bad), bad)
 
 
-@_public("Reddit TL;DR", "info, summaries, choice", "each line is one vote; labels on CNN/DM articles are left out")
-def _tldr(records: Records, bad: BadRows) -> Iterator[tuple[int, Record]]:
-    """Posts with the same id have one prompt, even if their spacing differs between batches."""
-    prompts: dict[str, str] = {}
-
-    def convert(record: Record, bad: BadRows) -> Iterable[Record]:
-        info, choice, summaries = record.get("info"), record.get("choice"), _entries(record, "summaries")
-        if not isinstance(info, Mapping) or len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
-            raise invalid("wrong type", "a label must have info, two summaries and the choice 0 or 1")
-        if info.get("post") is None and info.get("article") is not None:
-            bad.count("labels on CNN/DM articles")
-            return []
-        post, title = text_in(info, "post").replace("\n\n", "\n"), info.get("title") or ""
-        text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
-        prompt = prompts.setdefault(info.get("id") or text, checked_text(text, "prompt"))
-        a, b = (text_in(summary, "text").strip() for summary in summaries)
-        columns = {"subreddit": info.get("subreddit"), **_only(record, "split batch")}
-        vote = {"vote": "ab"[choice], "worker": record.get("worker")}
-        return _votes({"prompt": prompt, "response_a": a, "response_b": b, **columns}, [vote], bad)
-
-    return _per_record(convert)(records, bad)
-
-
-_LATER_TURNS = "the common beginning of both conversations is the prompt; later turns are part of the answer"
+@_public("Reddit TL;DR", "info, summaries, choice")
+def _tldr(record: Record, bad: BadRows) -> Iterable[Record]:
+    """Each line is one vote; labels on CNN/DM articles are left out."""
+    info, choice, summaries = record.get("info"), record.get("choice"), _entries(record, "summaries")
+    if not isinstance(info, Mapping) or len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
+        raise invalid("wrong type", "a label must have info, two summaries and the choice 0 or 1")
+    if info.get("post") is None and info.get("article") is not None:
+        bad.count("labels on CNN/DM articles")
+        return []
+    post, title = text_in(info, "post").replace("\n\n", "\n"), info.get("title") or ""
+    text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+    # Posts with the same id have one prompt, even if their spacing differs between batches.
+    prompt = bad.texts.setdefault(info.get("id") or text, checked_text(text, "prompt"))
+    sides = {f"response_{side}": text_in(one, "text").strip() for side, one in zip("ab", summaries, strict=True)}
+    columns = {"subreddit": info.get("subreddit"), **_only(record, "split batch")}
+    vote = {"vote": "ab"[choice], "worker": record.get("worker")}
+    return _votes({"prompt": prompt, **sides, **columns}, [vote], bad)
 
 
 def _conversations(sides: Iterable[Any], vote: Any, record: Record) -> Iterable[Record]:
@@ -361,15 +329,15 @@ def _conversations(sides: Iterable[Any], vote: Any, record: Record) -> Iterable[
     yield {"prompt": prompt, "response_a": response_a, "response_b": response_b, "vote": vote, **columns}
 
 
-@_public("Chatbot Arena", "conversation_a, conversation_b, winner", _LATER_TURNS)
-@_per_record
+@_public("Chatbot Arena", "conversation_a, conversation_b, winner")
 def _arena(record: Record, _: BadRows) -> Iterable[Record]:
+    """The common beginning is the prompt; later turns are part of the answer."""
     return _conversations((record["conversation_a"], record["conversation_b"]), record["winner"], record)
 
 
-@_public("LMSYS (Kaggle)", "prompt, response_a, response_b, winner_model_a, winner_model_b", _LATER_TURNS)
-@_per_record
+@_public("LMSYS (Kaggle)", "prompt, response_a, response_b, winner_model_a, winner_model_b")
 def _kaggle(record: Record, _: BadRows) -> Iterable[Record]:
+    """The common beginning is the prompt; later turns are part of the answer."""
     questions, *answers = (_parsed(record[name]) for name in ("prompt", "response_a", "response_b"))
     if not isinstance(questions, list):  # plain texts
         questions, answers = [questions], [[answer] for answer in answers]
@@ -382,13 +350,9 @@ def _kaggle(record: Record, _: BadRows) -> Iterable[Record]:
     return _conversations(sides, vote, record)
 
 
-@_public(
-    "All Our Ideas",
-    "Winner Text, Loser Text",
-    "each vote prefers one idea; all ideas of a wiki survey answer one prompt, which names its number",
-)
-@_per_record
+@_public("All Our Ideas", "Winner Text, Loser Text")
 def _all_our_ideas(record: Record, bad: BadRows) -> Iterable[Record]:
+    """Each vote prefers one idea; all ideas of a wiki survey answer one prompt, which names its number."""
     if str(record.get("Valid", "")).strip().lower() in ("false", "f", "0"):
         bad.count("votes marked as invalid")
         return
@@ -398,9 +362,9 @@ def _all_our_ideas(record: Record, bad: BadRows) -> Iterable[Record]:
     yield {"prompt": prompt, **sides, **_only(record, "split"), "session_id": record.get("Session ID")}
 
 
-@_public("left and right", "left, right, winner", "winner is left, right, tie or the text of the better one")
-@_per_record
+@_public("left and right", "left, right, winner")
 def _left_right(record: Record, _: BadRows) -> Iterable[Record]:
+    """The winner is left, right, tie or the text of the better one."""
     sides = {"response_a": record["left"], "response_b": record["right"]}
     vote = {record["left"]: "a", record["right"]: "b"}.get(record["winner"], record["winner"])
     others = {name: value for name, value in record.items() if name not in ("left", "right", "winner")}
@@ -410,13 +374,9 @@ def _left_right(record: Record, _: BadRows) -> Iterable[Record]:
 # --- judgments: rankings and scores of one person ---------------------------------------------------------------------
 
 
-@_public(
-    "UltraFeedback",
-    "instruction, completions",
-    "the overall_score of its one judge (GPT-4) ranks the completions, so each pair has one vote",
-)
-@_per_record
+@_public("UltraFeedback", "instruction, completions")
 def _ultrafeedback(record: Record, bad: BadRows) -> Iterable[Record]:
+    """The overall_score of its one judge (GPT-4) ranks the completions, so each pair has one vote."""
     completions = _entries(record, "completions")
     scored = [
         (text_in(one, "response"), one.get("overall_score", one.get("fine-grained_score"))) for one in completions
@@ -424,24 +384,16 @@ def _ultrafeedback(record: Record, bad: BadRows) -> Iterable[Record]:
     return _ranking(record["instruction"], scored, bad, **_only(record, "source split"))
 
 
-@_public(
-    "Nectar",
-    "prompt, answers",
-    "rank 1 is the best answer of its one judge (GPT-4), so each pair has one vote",
-    lambda record: "rank" in str(record["answers"]),
-)
-@_per_record
+@_public("Nectar", "prompt, answers", holds=lambda record: "rank" in str(record["answers"]))
 def _nectar(record: Record, bad: BadRows) -> Iterable[Record]:
+    """Rank 1 is the best answer of its one judge (GPT-4), so each pair has one vote."""
     scored = [(text_in(one, "answer"), -read_number(one.get("rank"), "rank")) for one in _entries(record, "answers")]
     return _ranking(_turns(text_in(record, "prompt"), _HH), scored, bad, **_only(record, "source split"))
 
 
-_PRISM_SCORES = "the scores of a person rank the answers of each turn; the prompt is the conversation up to there"
-
-
-@_public("PRISM conversations", "conversation_id, user_id, conversation_history", _PRISM_SCORES)
-@_per_record
+@_public("PRISM conversations", "conversation_id, user_id, conversation_history")
 def _prism(record: Record, bad: BadRows) -> Iterable[Record]:
+    """The scores of a person rank the answers of each turn; the prompt is the conversation up to there."""
     return _prism_rankings(record, _entries(record, "conversation_history"), bad)
 
 
@@ -458,9 +410,12 @@ def _prism_rankings(record: Record, history: Iterable[Record], bad: BadRows) -> 
         before += question + chosen[:1]
 
 
-@_public("PRISM utterances", "conversation_id, user_id, user_prompt, model_response, score", _PRISM_SCORES)
-@_per_group(lambda record: record["conversation_id"])
+_UTTERANCES = "conversation_id, user_id, user_prompt, model_response, score"
+
+
+@_public("PRISM utterances", _UTTERANCES, key=lambda record: record["conversation_id"])
 def _prism_utterances(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
+    """The scores of a person rank the answers of each turn; the prompt is the conversation up to there."""
     history: list[Record] = []
     for turn, of_turn in groupby(sorted(records, key=lambda record: record.get("turn") or 0), lambda r: r.get("turn")):
         utterances = list(of_turn)
@@ -523,17 +478,20 @@ def _field_of(name: str, responses: Mapping[str, str]) -> str | None:
     return max(named, key=len) if named else next(iter(responses)) if len(responses) == 1 else None
 
 
-@_public(
-    "Argilla",
-    "",
-    "a ranking or the mean of a person's ratings ranks the text fields, of which one is the prompt (by its name, else "
-    "the first)",
-    lambda record: (
-        {"fields", "responses"} <= record.keys() or any(name.endswith((".responses", "-suggestion")) for name in record)
-    ),
-)
-@_per_group(lambda record: next(iter(_argilla_fields(record).values())))
+def _argilla_prompt(record: Record) -> str:
+    return next(iter(_argilla_fields(record).values()))
+
+
+def _is_argilla(record: Record) -> bool:
+    flat = any(name.endswith((".responses", "-suggestion")) for name in record)
+    return flat or {"fields", "responses"} <= record.keys()
+
+
+@_public("Argilla", key=_argilla_prompt, holds=_is_argilla)
 def _argilla(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
+    """A ranking, or the mean of a person's ratings, ranks the text fields; one of them is the prompt, by its name or
+    because it is the first.
+    """
     ratings: dict[Any, dict[str, list[float]]] = {}
     for position, record in enumerate(records):
         prompt, *names = _argilla_fields(record)
@@ -552,13 +510,9 @@ def _argilla(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
         yield from _ranking(next(iter(_argilla_fields(records[0]).values())), scored, bad, user_id=who)
 
 
-@_public(
-    "Label Studio",
-    "data, annotations",
-    "left and right are the two texts of a task beside its prompt, in their order; a ranked list is best first",
-)
-@_per_record
+@_public("Label Studio", "data, annotations")
 def _label_studio(record: Record, bad: BadRows) -> Iterable[Record]:
+    """Left and right are the two texts of a task beside its prompt, in their order; a ranked list is best first."""
     data = record["data"]
     texts = {name: text for name, text in data.items() if isinstance(text, str)}
     prompt = _prompt_name(list(texts))
@@ -596,14 +550,11 @@ _POLIS_COLUMNS = ("participant", "xid", "group-id", "n-comments", "n-votes", "n-
 _POLIS_PROMPT = "Which statement do you agree with?"
 
 
-@_public(
-    "Polis",
-    "participant, n-votes",
-    "each participant ranks the statements that they saw: agree, then pass, then disagree; all statements of a "
-    "conversation answer one prompt, its topic",
-)
-@_per_group(lambda record: record.get("prompt"))
+@_public("Polis", "participant, n-votes", key=lambda record: record.get("prompt"))
 def _polis(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
+    """Each participant ranks the statements that they saw: agree, then pass, then disagree. All statements of a
+    conversation answer one prompt, its topic.
+    """
     texts, topic = _polis_texts(Path(bad.file))
     names = [name for name in records[0] if name not in _POLIS_COLUMNS]
     statements = {name: texts.get(name) if name.isdigit() else name for name in names}

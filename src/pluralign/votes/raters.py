@@ -104,7 +104,9 @@ def load_rater_votes(
         raise DataError(problem, file=bad.file, row=1, remedy=ONE_ROW_PER_VOTE)
     comparisons = Comparisons(bad)
     layout.read(_numbered_raters(records, column, bad), comparisons)
-    preferences, pair, annotators, chose_a = comparisons.finish_single(options, min_votes=layout.min_votes)
+    preferences, pair, annotators, chose_a = comparisons.finish_single(
+        options, min_votes=layout.min_votes, drop_few=layout.drop_few
+    )
     split = preferences.without_official_split() if options.split == "prompts" else preferences
     known = np.array([annotator is not None for annotator in annotators], dtype=bool)
     if not known.any():

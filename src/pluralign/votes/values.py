@@ -72,8 +72,8 @@ def read_count(record: Record, name: str) -> int:
 
 
 def read_number(value: Any, name: str) -> float:
-    """Return a finite number, or NaN for a null."""
-    if value is None:
+    """Return a finite number, or NaN for a null or NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise RowError("wrong type", f"{name} must be a number, not {shown(value)}", "write it as a number")
