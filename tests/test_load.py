@@ -273,7 +273,7 @@ def test_a_failed_download_and_a_missing_package_raise_a_remedy(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("source", "options", "problem"),
     [
-        ("multiperf", {}, "did you mean 'multipref'"),
+        ("multiperf", {}, r"did you mean 'multipref'\?$"),
         ("demo:many", {}, "must be a whole number"),
         (ROWS, {"skip_badd": True}, "did you mean 'skip_bad'"),
         (ROWS, {"ties": "halve"}, "ties cannot be 'halve'; did you mean 'half'"),

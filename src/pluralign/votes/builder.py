@@ -189,7 +189,7 @@ class Comparisons:
         size = len(self._annotators)
         for name, value in columns.items():
             if is_person_column(name):
-                if name not in self._left_out["ids"]:
+                if value is not None and name not in self._left_out["ids"]:
                     self._left_out["ids"].append(name)
                 continue
             if isinstance(value, str):

@@ -195,7 +195,7 @@ def rename_columns(
 
 def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequence[str], file: str) -> DataError:
     ours, theirs = next((ours, theirs) for ours, theirs in rename.items() if theirs in unseen)
-    remedy = did_you_mean(theirs, columns).rstrip("?")
+    remedy = did_you_mean(theirs, columns)
     if ours in columns:
         remedy = f"the new name comes first: {spelled(rename={theirs: ours})}"
     elif guess := guess_columns([ours], columns).get(ours):

@@ -245,7 +245,6 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     if not exists(path):
         known = [*DEMOS, *KNOWN_SETS]
         remedy = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
-        remedy = remedy.removesuffix("?")
         raise DataError("there is no such file or known set", file=str(path), remedy=remedy)
     if (path / "ensemble.json").is_file():
         remedy = "name the ensemble first, then a file of votes"

@@ -135,7 +135,7 @@ def _numbered_raters(
             yield row, rest
     if known and not found:
         remedy = f"name the column with the rater's id; {did_you_mean(column, sorted(known))}"
-        raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip(".?"))
+        raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip("."))
 
 
 def _digest(value: Any, column: str) -> bytes | None:
