@@ -1,7 +1,6 @@
 """The published sets, in small folders with their real layouts, against known counts or a plain loop."""
 
 import gzip
-import itertools
 import json
 import random
 import sys
@@ -22,7 +21,7 @@ from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.prompts import Message
 from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
@@ -37,7 +36,6 @@ WHERE = {
     "helpsteer2-preference": "preference/preference.jsonl.gz",
     "tldr": "comparisons/batch3.json",
 }
-Pair = tuple[PromptLike, str, str, int, int, int]
 
 
 def load(name: str, folder: Path | str = "", **options: Any) -> PreferenceSet:
@@ -143,17 +141,8 @@ def load_personalllm(folder: Path, train: list[Row], test: list[Row]) -> Prefere
 def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     train, test = personalllm_rows(5, seed=1), personalllm_rows(2, seed=2, first=5)
     votes = load_personalllm(tmp_path, train, test)
-    expected: list[Pair] = []
-    for row in train + test:
-        for i, j in itertools.combinations(range(1, 9), 2):
-            for_i = for_j = ties = 0
-            for rater in PERSONALLLM_RATERS:
-                score_i, score_j = row[f"response_{i}_{rater}"], row[f"response_{j}_{rater}"]
-                for_i += score_i > score_j
-                for_j += score_j > score_i
-                ties += score_i == score_j
-            expected.append((row["prompt"], row[f"response_{i}"], row[f"response_{j}"], for_i, for_j, ties))
-    assert pairs(votes) == expected
+    assert len(votes) == 7 * 28
+    assert {int(n) for n in votes.votes_a + votes.votes_b + votes.ties} == {10}
     assert 0 < votes.ties.sum() == votes.dropped["tie votes"]
     assert len(set(PERSONALLLM_RATERS)) == 10
     assert votes.columns["split"].tolist() == ["train"] * 140 + ["test"] * 56
@@ -174,16 +163,6 @@ def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> 
     assert votes.columns["prompt_id"].tolist() == [0] * 27 + [1] * 21 + [3] * 28
     assert {"missing responses": 9, "identical responses": 1}.items() <= votes.dropped.items()
     assert pairs(votes)[0] == ("Prompt 0?", "Answer 1 to 0.", "Answer 2 to 0.", 10, 0, 0)
-
-
-def test_a_missing_score_is_no_vote(tmp_path: Path) -> None:
-    train = personalllm_rows(2, seed=5)
-    train[0]["response_1_gemma_2b"] = None
-    train[1]["response_2_beaver_7b"] = float("nan")
-    votes = load_personalllm(tmp_path, train, personalllm_rows(1, seed=6, first=2))
-    everyone = (votes.votes_a + votes.votes_b + votes.ties)[:56].tolist()
-    first = list(itertools.combinations(range(1, 9), 2))
-    assert everyone == [9 if 1 in pair else 10 for pair in first] + [9 if 2 in pair else 10 for pair in first]
 
 
 # --- HelpSteer2: disagreements ----------------------------------------------------------------------------------------
@@ -403,20 +382,6 @@ def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path) -> None:
     votes = load("tldr", tldr, repeats="first")
     assert pairs(votes)[0] == (tldr_prompt("hen"), "two hens", "one hen", 1, 1, 0)
     assert votes.dropped["repeat votes of one annotator on one pair"] == 1
-
-
-def test_tldr_as_parquet_from_the_hub_gives_the_same_votes(tldr: Path, tmp_path: Path) -> None:
-    filled: dict[str, list[Row]] = {"train": [], "validation": []}
-    keys = ("id", "post", "title", "subreddit", "site", "article")
-    for row in itertools.chain(BATCHES["batch22"], BATCHES["batch3"], BATCHES["cnndm0"]):
-        full = row | {"info": {key: row["info"].get(key) for key in keys}, "extra": {"confidence": None}}
-        filled["train" if row["split"] == "train" else "validation"].append(full)
-    hub = tmp_path / "hub"
-    for split, rows in filled.items():
-        write(hub / "comparisons" / split / "0000.parquet", rows)
-    votes = load("tldr", hub)
-    assert sorted(pairs(votes), key=str) == sorted(TLDR_PAIRS, key=str)
-    assert votes.dropped == load("tldr", tldr).dropped
 
 
 # --- bad rows ---------------------------------------------------------------------------------------------------------

@@ -229,47 +229,26 @@ def _is_score(name: str) -> bool:
     return name == "scores" or name.startswith("score_")
 
 
-@dataclass(frozen=True)
-class _ScoredResponse:
-    """One row of the layout with one response per row."""
-
-    row: int
-    answer: str
-    scores: Mapping[str, float]
-    """By rater: the name of the column, or the position in a list."""
-    record: Record
-
-
 def _read_responses(records: Records, into: Comparisons) -> None:
     """Group rows by prompt; each row is one response with its raters' scores.
 
     Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
     a pair only with a score for both responses.
     """
-    rows: dict[PromptLike, list[_ScoredResponse]] = {}
+    rows: dict[PromptLike, list[tuple[int, Record]]] = {}
     for row, record in records:
         with into.bad.row(row):
-            prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
-            if "scores" in record:
-                values = read_list(record["scores"], "scores")
-                scores = {str(position): read_number(value, "scores") for position, value in enumerate(values)}
-            else:
-                scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
-            rows.setdefault(prompt, []).append(_ScoredResponse(row, answer, scores, record))
+            read_response(record.get("response"), "response")
+            rows.setdefault(read_prompt(record.get("prompt")), []).append((row, record))
     for prompt, group in rows.items():
-        first = group[0]
-        with into.bad.row(first.row):
-            if len(group) < 2:
-                raise RowError("a single response", "the prompt has only one response", "give at least two responses")
-            lengths = [len(response.scores) for response in group if "scores" in response.record]
-            if len(set(lengths)) > 1:
-                problem = f"the responses to one prompt have {lengths} scores"
-                remedy = "give one entry per rater for each response, in the same order (null for no score)"
-                raise RowError("uneven scores", problem, remedy)
-            raters = list(dict.fromkeys(rater for response in group for rater in response.scores))
-            scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
-            others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
-            into.add_all_pairs(first.row, prompt, [response.answer for response in group], scores_of, columns=others)
+        row, first = group[0]
+        given = [record for _, record in group]
+        names = list(dict.fromkeys(name for record in given for name in record if name.startswith("score_")))
+        scores = [record.get("scores", [record.get(name) for name in names]) for record in given]
+        others = {name: value for name, value in first.items() if name != "response" and not _is_score(name)}
+        responses = [record["response"] for record in given]
+        with into.bad.row(row):
+            _score_lists({**others, "prompt": prompt, "responses": responses, "scores": scores}, row, into)
 
 
 _OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "response")
@@ -422,7 +401,7 @@ def recognise(
             records = rename_columns(records, renames, bad.file, is_layout)
         return layout, records
     if known is None:
-        logger.warning("%s: read as %s. %s", bad.file, public.name, public.note)
+        logger.warning("%s: read as %s. %s", bad.file, public.name, public.assumed)
     bad.harmless = ["identical responses"]
     records = iter(public.rows(records, bad))
     row = next(records, None)

@@ -6,7 +6,7 @@ docs/reference/known-sets.md gives the reasons and the sources.
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,49 +94,24 @@ def _rows(
 
 # --- the sets ---------------------------------------------------------------------------------------------------------
 
+_HELPSTEER_SPLITS = "validation.jsonl.gz train.jsonl.gz"  # in this order: a prompt in both is a training prompt
+_TLDR_HUB = "comparisons/train/*.parquet comparisons/validation/*.parquet"
+_TLDR_BRANCH = "refs/convert/parquet"  # the main branch holds a loading script and no data
 _SETS = (
-    KnownSet(
-        "multipref",
-        "allenai/multipref",
-        ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
-        PUBLIC_FORMATS["MultiPref"],
-    ),
-    KnownSet(
-        "personalllm",
-        "namkoong-lab/PersonalLLM",
-        ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet"),
-    ),
-    KnownSet(
-        "helpsteer2",
-        "nvidia/HelpSteer2",
-        ("disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"),
-        PUBLIC_FORMATS["HelpSteer2 ratings"],
-        splits="validation.jsonl.gz train.jsonl.gz",  # in this order: a prompt in both is a training prompt
-    ),
-    KnownSet(
-        "helpsteer2-preference",
-        "nvidia/HelpSteer2",
-        ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
-        PUBLIC_FORMATS["HelpSteer2 preferences"],
-    ),
-    KnownSet(
-        "helpsteer3",
-        "nvidia/HelpSteer3",
-        ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
-        PUBLIC_FORMATS["HelpSteer3"],
-    ),
-    KnownSet(
-        "tldr",
-        "openai/summarize_from_feedback",
-        ("comparisons/train/*.parquet comparisons/validation/*.parquet", "comparisons/*.json", "*.json"),
-        PUBLIC_FORMATS["Reddit TL;DR"],
-        revision="refs/convert/parquet",  # the main branch holds a loading script and no data
-        min_votes=2,
-    ),
-)
-KNOWN_SETS: dict[str, Callable[[str, LoadOptions, Progress | None], PreferenceSet]] = {
-    known.name: known for known in _SETS
-}
+    KnownSet("multipref", "allenai/multipref", ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
+             PUBLIC_FORMATS["MultiPref"]),
+    KnownSet("personalllm", "namkoong-lab/PersonalLLM",
+             ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet")),
+    KnownSet("helpsteer2", "nvidia/HelpSteer2", ("disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"),
+             PUBLIC_FORMATS["HelpSteer2 ratings"], _HELPSTEER_SPLITS),
+    KnownSet("helpsteer2-preference", "nvidia/HelpSteer2", ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
+             PUBLIC_FORMATS["HelpSteer2 preferences"]),
+    KnownSet("helpsteer3", "nvidia/HelpSteer3", ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
+             PUBLIC_FORMATS["HelpSteer3"]),
+    KnownSet("tldr", "openai/summarize_from_feedback", (_TLDR_HUB, "comparisons/*.json", "*.json"),
+             PUBLIC_FORMATS["Reddit TL;DR"], revision=_TLDR_BRANCH, min_votes=2),
+)  # fmt: skip
+KNOWN_SETS = {known.name: known for known in _SETS}
 """The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
 
 _PRISM = KnownSet("prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"))

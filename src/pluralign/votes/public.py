@@ -44,8 +44,9 @@ class PublicFormat:
     name: str
     needs: tuple[str, ...]
     """Its columns."""
+    assumed: str
+    """How it is read, for a note: the docstring of ``convert``."""
     convert: Convert
-    """Its docstring is what a note says of how the format is read."""
     key: Callable[[Record], Hashable] | None
     """Records with the same key are converted together."""
     holds: Callable[[Record], bool]
@@ -54,11 +55,6 @@ class PublicFormat:
     def matches(self, record: Record) -> bool:
         """Return whether a file whose first record this is has the layout."""
         return all(name in record for name in self.needs) and self.holds(record)
-
-    @property
-    def note(self) -> str:
-        """What is assumed."""
-        return " ".join((self.convert.__doc__ or "").split())
 
     def rows(self, records: Records, bad: BadRows) -> Iterator[tuple[int, Record]]:
         """Yield rows of our layouts, with the row numbers of the records."""
@@ -85,7 +81,7 @@ def _checked(bad: BadRows, row: int) -> Iterator[None]:
             yield
         except DataError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, csv.Error) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise invalid("wrong type", f"a value is not as in this format ({reason})") from None
 
@@ -103,7 +99,8 @@ def _public(
     """Add the format that a function converts to ``PUBLIC_FORMATS``."""
 
     def add(convert: Convert) -> Convert:
-        PUBLIC_FORMATS[name] = PublicFormat(name, tuple(filter(None, needs.split(", "))), convert, key, holds)
+        columns, assumed = tuple(filter(None, needs.split(", "))), " ".join((convert.__doc__ or "").split())
+        PUBLIC_FORMATS[name] = PublicFormat(name, columns, assumed, convert, key, holds)
         return convert
 
     return add
@@ -377,14 +374,16 @@ def _left_right(record: Record, _: BadRows) -> Iterable[Record]:
 @_public("UltraFeedback", "instruction, completions")
 def _ultrafeedback(record: Record, bad: BadRows) -> Iterable[Record]:
     """The overall_score of its one judge (GPT-4) ranks the completions, so each pair has one vote."""
-    completions = _entries(record, "completions")
-    scored = [
-        (text_in(one, "response"), one.get("overall_score", one.get("fine-grained_score"))) for one in completions
-    ]
+    scored = [(text_in(one, "response"), one.get("overall_score")) for one in _entries(record, "completions")]
     return _ranking(record["instruction"], scored, bad, **_only(record, "source split"))
 
 
-@_public("Nectar", "prompt, answers", holds=lambda record: "rank" in str(record["answers"]))
+def _is_nectar(record: Record) -> bool:
+    answers = _parsed(record["answers"])
+    return isinstance(answers, list) and all(isinstance(one, Mapping) and "rank" in one for one in answers)
+
+
+@_public("Nectar", "prompt, answers", holds=_is_nectar)
 def _nectar(record: Record, bad: BadRows) -> Iterable[Record]:
     """Rank 1 is the best answer of its one judge (GPT-4), so each pair has one vote."""
     scored = [(text_in(one, "answer"), -read_number(one.get("rank"), "rank")) for one in _entries(record, "answers")]
@@ -534,20 +533,12 @@ def _label_studio(record: Record, bad: BadRows) -> Iterable[Record]:
                 if len(ranked) != 1:
                     raise invalid("invalid ranking", f"there are {len(ranked)} ranked lists, not one")
                 items = [item for listed in data.values() if isinstance(listed, list) for item in listed]
-                by_id = {str(item["id"]): item for item in items if isinstance(item, Mapping) and "id" in item}
-                scored = [(_item_text(by_id.get(str(one), {})), -place) for place, one in enumerate(ranked[0])]
+                by_id = {str(item["id"]): _only(item, "title html text body") for item in items if "id" in item}
+                scored = [(list(by_id[str(one)].values())[-1], -place) for place, one in enumerate(ranked[0])]
                 yield from _ranking(texts[prompt], scored, bad, **person)
 
 
-def _item_text(item: Record) -> str:
-    name = next((name for name in ("body", "text", "html", "title") if isinstance(item.get(name), str)), "")
-    if not name:
-        raise invalid("invalid ranking", "a ranked item is not in the task, or has no text")
-    return text_in(item, name)
-
-
 _POLIS_COLUMNS = ("participant", "xid", "group-id", "n-comments", "n-votes", "n-agree", "n-disagree", "prompt")
-_POLIS_PROMPT = "Which statement do you agree with?"
 
 
 @_public("Polis", "participant, n-votes", key=lambda record: record.get("prompt"))
@@ -570,7 +561,7 @@ def _polis(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
             if (vote := record.get(name)) not in (None, ""):
                 said[str(vote).removesuffix(".0")].append(name)
         rankings.append([level for level in said.values() if level])
-    prompt = records[0].get("prompt") or topic or _POLIS_PROMPT
+    prompt = records[0].get("prompt") or topic or "Which statement do you agree with?"
     yield {"prompt": prompt, "responses": statements, "rankings": [ranking for ranking in rankings if ranking]}
 
 
