@@ -292,23 +292,6 @@ def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: P
     assert (len(train), list(test.prompts)) == (2, ["p2"])
 
 
-def helpsteer3_row(question: str, scores: list[int]) -> Row:
-    people = [{"score": score, "reasoning": "r", "feedback1": "f", "feedback2": "g"} for score in scores]
-    row: Row = {"domain": "general", "language": "english", "context": [{"role": "user", "content": question}]}
-    row |= {"response1": "Seven.", "response2": "Nine.", "overall_preference": -3, "individual_preference": people}
-    return row
-
-
-def test_helpsteer3_counts_individual_preferences_and_keeps_its_split(tmp_path: Path) -> None:
-    write(tmp_path / "preference" / "train.jsonl.gz", [helpsteer3_row("q1", [-3, 1, 0])])
-    plain = helpsteer3_row("q2", [2, 1]) | {"context": "q2", "domain": "code", "language": "python"}
-    write(tmp_path / "preference" / "validation.jsonl.gz", [plain])
-    votes = load("helpsteer3", tmp_path)
-    assert pairs(votes) == [((Message("user", "q1"),), "Seven.", "Nine.", 1, 1, 1), ("q2", "Seven.", "Nine.", 0, 2, 0)]
-    columns = {name: tuple(values) for name, values in votes.columns.items()}
-    assert (columns["split"], columns["domain"]) == (("train", "validation"), ("general", "code"))
-
-
 # --- Reddit TL;DR -----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
-from pluralign.core.options import spelled
+from pluralign.core.options import ON_COMMAND_LINE, spelled
 from pluralign.votes.columns import is_person_column, names_people
 from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import LoadOptions
@@ -223,7 +223,8 @@ class Comparisons:
         preferences = self._counted(merged, judgments, options, min_votes, drop_few)[0]
         if offer_raters and (ids := self._left_out["ids"]):
             message = "%s: ids of people are not kept (%s); to use them: %s"
-            logger.warning(message, self.bad.file, ", ".join(ids), spelled(raters=ids[0]))
+            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.get() else f"load_rater_votes(source, {ids[0]!r})"
+            logger.warning(message, self.bad.file, ", ".join(ids), use)
         if varying := self._left_out["varying"]:
             message = "%s: columns that differ between the votes on one pair are not kept (%s)"
             logger.warning(message, self.bad.file, ", ".join(varying))
@@ -307,7 +308,9 @@ class Comparisons:
                 self._dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
                 counts = ~repeated
             else:
-                message = "%d votes repeat an annotator's vote on the same pair and are counted; %s counts one"
+                message = (
+                    "%d votes repeat an annotator's vote on the same pair and are counted; with %s only the first is"
+                )
                 logger.warning(message, repeated.sum(), spelled(repeats="first"))
         order, pair = by_first_appearance(group)
         rows = first[order]
