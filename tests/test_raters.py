@@ -66,7 +66,7 @@ HASHES = ["5f2b8c1d9e3a7f60", "0a1b2c3d4e5f6071"]
 @pytest.mark.parametrize(
     ("name", "values", "note"),
     [
-        ("annotator_id", [1, 2, 1, 3], "ids of people are not kept (annotator_id); to use them: load_rater_votes(source, 'annotator_id')"),
+        ("annotator_id", [1, 2, 1, 3], "(annotator_id); to use them: load_rater_votes(source, 'annotator_id')"),
         ("Rated by", ["user1", "user2", "user1", "user3"], "ids of people are not kept (Rated by)"),
         ("key", [*HASHES, *HASHES], "ids of people are not kept (key)"),
         ("country", ["fr", "de", "fr", "it"], "that differ between the votes on one pair are not kept (country)"),
