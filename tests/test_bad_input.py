@@ -25,7 +25,7 @@ BAD_ROWS = {
     "huge count": (wide(votes_a=10**12), "votes_a is 1e\\+12, above 10,000,000"),
     "not a number": (json.dumps(wide(votes_a=float("nan"))), "votes_a is NaN"),
     "no votes": (wide(votes_a=0, votes_b=0), "the pair has no vote, and 2 are needed"),
-    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only one vote, and 2 are needed; use --min-votes 1"),
+    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only one vote, and 2 are needed; use min_votes=1"),
     "identical responses": (wide(response_b="Yes."), "the two responses are the same text"),
     "empty prompt": (wide(prompt=" \n"), "the prompt is empty"),
     "broken UTF-8": (json.dumps(wide(prompt="caf?")).encode().replace(b"?", b"\xe9"), "not valid UTF-8"),
@@ -44,7 +44,7 @@ def test_a_bad_row_is_one_sentence_with_file_row_and_remedy(kind: str, write_jso
         load_preferences(path)
     sentence = str(caught.value)
     assert sentence.startswith(f"{path}, row 2: ")
-    assert sentence.endswith("or drop such rows with --skip-bad.")
+    assert sentence.endswith("or drop such rows with skip_bad=True.")
     assert "\n" not in sentence
     loaded = load_preferences(path, skip_bad=True)
     assert loaded.dropped == {kind: 2}
@@ -69,7 +69,7 @@ NO_VOTES: list[tuple[Any, str]] = [
     (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
     (wide(votes_a=-HUGE), r"votes_a is about -1e\+400, below zero"),
     (wide(ties=-2), "ties is -2, below zero"),
-    (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, .*use --ties half"),
+    (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, .*use ties='half'"),
     (wide(prompt=5), "prompt must be text or a list of .* messages, not int 5"),
     (wide(prompt=[]), "the prompt is empty"),
     (wide(prompt=[{"role": "\ud800", "content": "x"}]), "a role of the prompt"),
@@ -115,7 +115,7 @@ def test_identical_texts_drop_only_their_own_pair() -> None:
 
 
 def test_missing_columns_are_reported_with_the_nearest_layout() -> None:
-    with pytest.raises(DataError, match=r"no known layout has the columns prompt, .*also needs .*--rename"):
+    with pytest.raises(DataError, match=r"no known layout has the columns prompt, .*also needs .*rename="):
         load_preferences([LONG | {"votes_first": 3}])
     with pytest.raises(DataError, match="no known layout"):
         load_preferences([{"text": "x"}])
@@ -134,7 +134,7 @@ TWICE = pa.table({name: [value] for name, value in wide().items()}).append_colum
     [
         *(("votes.jsonl", content, "the file has no rows") for content in (b"", b"\n\n", gzip.compress(b"", mtime=0))),
         ("votes.csv", CSV_HEAD.splitlines()[0].encode(), "the file has no rows"),
-        ("votes.json", b"[{}]", "the file is one JSON list; write one object per line"),
+        ("votes.json", b"[{]", "the file is not a JSON list"),
         ("votes.jsonl", b'{"a":' * 100_000, "nested too deeply"),
         ("votes.csv", b"prompt,prompt\nTea?,Yes.\n", "two columns have the same name"),
         ("votes.parquet", TWICE, "two columns have the same name"),
@@ -307,5 +307,5 @@ def test_a_saved_set_keeps_to_the_options_or_refuses_them(tmp_path: Path) -> Non
     assert (list(loaded.prompts), loaded.dropped) == (["Rain?"], {"pairs with fewer than 6 votes": 1})
     with pytest.raises(DataError, match="no pair has enough votes"):
         load_preferences(path, min_votes=60)
-    with pytest.raises(UsageError, match="--rename does not apply"):
+    with pytest.raises(UsageError, match="rename does not apply"):
         load_preferences(path, rename={"prompt": "question"})

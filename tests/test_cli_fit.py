@@ -290,7 +290,7 @@ def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], vote
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('metod = "joint"', "there is no option 'metod'; did you mean 'method'?."),
+        ('metod = "joint"', "there is no option 'metod'; did you mean 'method'?"),
         ("config = 1", "there is no option 'config'; known are: data, output, "),
         ("k = [2]", "k must be one value, not [2]."),
         ("seed = 1.5", "seed cannot be 1.5: "),

@@ -1,6 +1,5 @@
 """Columns of other names: the exact --rename line, checked renames, and votes in other words."""
 
-import itertools
 import shlex
 from typing import Any
 
@@ -33,14 +32,28 @@ RENAME = {"prompt": "question", "response_a": "answer_1", "response_b": "answer_
         ("prompt response_a respnse_b vote", "response_b=respnse_b"),
     ],
 )  # fmt: skip
-def test_unknown_columns_answer_with_the_rename_line(columns: str, line: str, write_jsonl: WriteLines) -> None:
-    texts = itertools.count()
-    row = {
-        name: 3 if name.lower().startswith(("n_", "count", "votes")) else f"a{next(texts)}" for name in columns.split()
-    }
-    options = " ".join(f"--rename {part}" for part in line.split())
-    with pytest.raises(DataError, match=f"; use {options}\\.$"):
-        load_preferences(write_jsonl([row]))
+def test_columns_with_clear_names_are_renamed_with_a_note(
+    columns: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    renames = dict(part.split("=") for part in line.split())
+    ours = {theirs: name for name, theirs in renames.items()}
+    values = {"vote": "a", "votes_a": 3, "votes_b": 2, "responses": ["x", "y"], "rankings": [[0, 1]]}
+    row = {name: values.get(ours.get(name, name), f"text {name}") for name in columns.split()}
+    assert len(load_preferences([row], min_votes=1)) == 1
+    assert caplog.messages == [f"the records: columns are read as rename={renames}"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        TEXTS | {"winner": 1},  # numbers of the responses, or whether the first is better?
+        TEXTS | {"winner": "a", "context": "Which drink?"},
+        TEXTS | {"winner": "a", "summary_1": "Yes.", "summary_2": "No."},
+    ],
+)
+def test_columns_that_may_mean_something_else_are_not_renamed(row: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"; use rename={'prompt': 'question', 'response_a': 'answer_1', "):
+        load_preferences([row], min_votes=1)
 
 
 def test_the_rename_line_can_be_pasted_into_a_shell(write_jsonl: WriteLines) -> None:
@@ -58,10 +71,10 @@ def test_the_rename_line_can_be_pasted_into_a_shell(write_jsonl: WriteLines) -> 
 @pytest.mark.parametrize(
     ("rename", "problem"),
     [
-        (RENAME | {"vote": "winer"}, "no column 'winer' for --rename vote=winer; did you mean --rename vote=winner"),
-        (RENAME | {"annotator": "worker"}, "there is no column 'worker' for --rename annotator=worker"),
-        ({"question": "prompt"}, "the new name comes first: --rename prompt=question"),
-        (RENAME | {"anotator": "who"}, "a name without a meaning; did you mean --rename annotator=who"),
+        (RENAME | {"vote": "winer"}, "no column 'winer' for .*; did you mean rename={'vote': 'winner'}"),
+        (RENAME | {"annotator": "worker"}, "there is no column 'worker' for rename={'annotator': 'worker'}"),
+        ({"question": "prompt"}, "the new name comes first: rename={'prompt': 'question'}"),
+        (RENAME | {"anotator": "who"}, "a name without a meaning; did you mean rename={'annotator': 'who'}"),
     ],
 )  # fmt: skip
 def test_a_wrong_rename_is_an_error(rename: dict[str, str], problem: str) -> None:
@@ -79,7 +92,7 @@ def test_a_renamed_column_may_be_ones_own_or_missing_in_some_rows() -> None:
 @pytest.mark.parametrize("first", ["prompt", "question"])
 def test_a_rename_onto_an_existing_column_is_an_error_in_any_order(first: str) -> None:
     row = {first: "Tea?", "prompt": "Tea?", "question": "Rum?"} | wide(prompt=None)
-    with pytest.raises(DataError, match="--rename prompt=question is not possible, because both columns exist"):
+    with pytest.raises(DataError, match=r"rename={'prompt': 'question'} is not possible, because both columns exist"):
         load_preferences([row], rename={"prompt": "question"})
     votes = load_preferences([wide()], rename={"response_a": "response_b", "response_b": "response_a"})
     assert votes.responses[votes.a_index[0]] == "No.", "columns may be exchanged"

@@ -60,6 +60,28 @@ def test_votes_on_pairs_with_too_few_votes_are_dropped_with_the_pair() -> None:
     assert load_rater_votes(rows, "worker", min_votes=1).n_raters == 4
 
 
+HASHES = ["5f2b8c1d9e3a7f60", "0a1b2c3d4e5f6071"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "note"),
+    [
+        ("annotator_id", [1, 2, 1, 3], "(annotator_id); to use them: load_rater_votes(source, 'annotator_id')"),
+        ("Rated by", ["user1", "user2", "user1", "user3"], "ids of people are not kept (Rated by)"),
+        ("key", [*HASHES, *HASHES], "ids of people are not kept (key)"),
+        ("country", ["fr", "de", "fr", "it"], "that differ between the votes on one pair are not kept (country)"),
+    ],
+)  # fmt: skip
+def test_columns_that_tell_who_voted_are_not_kept(
+    name: str, values: list[Any], note: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = ["Tea?", "Rum?", "Rain?", "Rain?" if name == "country" else "Sun?"]
+    text = {"response_a": "Yes.", "response_b": "No.", "vote": "a", "topic": "drinks"}
+    rows = [{"prompt": q, "prompt_id": q, name: value, **text} for q, value in zip(prompts, values, strict=True)]
+    assert set(load_preferences(rows, min_votes=1).columns) == {"topic", "prompt_id"}
+    assert note in caplog.text
+
+
 def test_no_id_is_kept() -> None:
     rows = [{**row, "rater": row["worker"], "topic": "drinks", "split": "train"} for row in ROWS]
     votes = load_rater_votes(rows, "worker", split="prompts")
@@ -109,7 +131,7 @@ def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
 @pytest.mark.parametrize(
     ("rows", "column", "message"),
     [
-        (ROWS, "workr", r"votes.jsonl: there is no column 'workr'; .*did you mean 'worker'\?"),
+        (ROWS, "workr", r"votes.jsonl: there is no column 'workr'; .*did you mean 'worker'\?$"),
         ([wide(worker="ann")], "worker", r"votes.jsonl, row 1: its rows .* hold the votes of several people.*one row"),
         ([{**row, "worker": ""} for row in ROWS], "worker", "no vote has a value in the column 'worker'"),
         ([{**ROWS[0], "worker": ["ann"]}], "worker", "row 1: worker must be a text or a number, not a list"),
@@ -125,7 +147,7 @@ def test_unknown_raters_are_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("source", "column", "options", "message"),
     [
-        (ROWS, "worker", {"ties": "fixed"}, "--ties fixed is a rule for vote counts"),
+        (ROWS, "worker", {"ties": "fixed"}, "ties='fixed' is a rule for vote counts"),
         ("demo:40", "worker", {}, "the rater column of demo is 'rater', not 'worker'"),
         ("multipref", "worker", {}, "vote counts per pair, without raters; give one row per vote"),
         ("saved.parquet", "worker", {}, "vote counts per pair, without raters; give one row per vote"),

@@ -44,7 +44,14 @@ def test_figures_agree_with_plain_python_and_intervals_contain_them() -> None:
     for name, interval in facts.intervals.items():
         assert interval.low < getattr(facts, name) < interval.high
         assert interval.mean == pytest.approx(getattr(facts, name), abs=1e-12)
-    assert inspect(load_preferences([wide()])).intervals == {}
+    one = inspect(load_preferences([wide(ties=1, split="train")]))
+    assert one.intervals == {}
+    assert str(one).splitlines() == [
+        "the records: 1 pairs, 1 prompts, 2 responses, 5 votes", "  votes per pair  5.00 (5 to 5)",
+        "  majority share  0.600", "  floor           0.1600  corrected 0.1000",
+        "  constant 1/2    0.0100  corrected -0.0500", "  noise           0.0600", "  official split  train 1",
+        "  dropped         1 tie votes",
+    ]  # fmt: skip
 
 
 def test_few_shares_have_one_bar_each_and_many_are_binned() -> None:

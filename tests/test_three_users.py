@@ -66,7 +66,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_engineer_gets_the_exact_rename_line_and_inspects_the_votes(work: Path) -> None:
+def test_engineer_gets_the_exact_rename_line_and_inspects_the_votes(work: Path, tmp_path: Path) -> None:
+    clear = tmp_path / "votes.csv"  # names whose meaning is known are renamed with a note
+    clear.write_text((work / "votes.csv").read_text().replace("for_1,for_2", "votes_1,votes_2", 1))
+    done = run("inspect", clear, "--json")
+    assert "--rename votes_a=votes_1 --rename votes_b=votes_2" in done.stderr
+    assert json.loads(done.stdout)["pairs"] == 640
     done = run("inspect", work / "votes.csv")
     assert (done.returncode, done.stdout) == (2, "")
     for flag in ("prompt=question", "response_a=answer_1", "response_b=answer_2"):

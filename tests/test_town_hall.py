@@ -39,7 +39,7 @@ def test_features_follow_the_order_of_responses_and_of_items(hall: TownHall) -> 
 
 def test_the_position_of_an_answer_is_stance_times_loadings(hall: TownHall) -> None:
     issue = next(issue for issue in load_issues() if "wind turbines" in issue.rest)
-    assert issue.loadings == (0.0, 0.5, 1.0, 0.0)
+    assert tuple(issue.loadings) == (0.0, 0.5, 1.0, 0.0)
     for stance, sign in ((0, 1), (1, -1)):
         about = [bool(re.search("wind turbines on|two turbines on", text)) for text in hall.preferences.responses]
         positions = hall.features[np.array(about) & (hall.attributes[:, 0] == stance), :4]

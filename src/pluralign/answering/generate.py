@@ -29,12 +29,12 @@ from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
 from pluralign.text.options import SamplingOptions
 from pluralign.text.remote import ServerModel, language_model
-from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
 from pluralign.votes.prompts import Prompt, PromptLike
-from pluralign.votes.values import read_prompt
+from pluralign.votes.values import RowError, read_prompt
 
 Source: TypeAlias = Sequence[PromptLike] | str | os.PathLike[str] | IO[bytes]
 

@@ -20,6 +20,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
 from pluralign.core.errors import PluralignError, UsageError
+from pluralign.core.options import ON_COMMAND_LINE
 from pluralign.core.text import one_line, printable
 from pluralign.core.version import __version__
 
@@ -80,6 +81,7 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     _open_missing_streams()
+    flags = ON_COMMAND_LINE.set(True)
     try:
         _refuse_empty(sys.argv[1:])
         _run()
@@ -91,6 +93,8 @@ def main() -> None:
     except OSError as error:
         logging.getLogger("pluralign").debug("the error came from:", exc_info=error)
         _fail(_sentence(error))
+    finally:
+        ON_COMMAND_LINE.reset(flags)
 
 
 def _run() -> None:

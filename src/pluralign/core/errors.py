@@ -10,6 +10,9 @@ from collections.abc import Iterable
 class PluralignError(Exception):
     """Base class of all errors that a user can fix."""
 
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(sentence.removesuffix(".") if sentence.endswith("?.") else sentence)
+
 
 class UsageError(PluralignError, ValueError):
     """An invalid argument, or a combination of arguments that is not possible."""

@@ -4,14 +4,18 @@ Those files import nothing heavy: ``pluralign --help`` reads them without numpy 
 """
 
 import inspect
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, field, fields, replace
 from typing import Any, TypeVar, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
 
 LARGEST_SEED = 2**63 - 1
+ON_COMMAND_LINE: ContextVar[bool] = ContextVar("on_command_line", default=False)
+"""Whether messages name options as on the command line. Else they name the arguments of Python functions."""
 
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -111,6 +115,18 @@ def _described(config: type) -> str:
         shown = f"{option.name}: {option.metadata['help']}" + ("" if default is None else f" Default: {default!r}.")
         lines.append(textwrap.fill(shown, 116, initial_indent=" " * 4, subsequent_indent=" " * 8))
     return "\n".join(lines)
+
+
+def spelled(**options: Any) -> str:
+    """Return options as a message names them: as arguments of Python, or as flags if a command runs.
+
+    Example:
+        >>> spelled(skip_bad=True, rename={"prompt": "question"})
+        "skip_bad=True, rename={'prompt': 'question'}"
+    """
+    if ON_COMMAND_LINE.get():
+        return shlex.join(as_flags(options))
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:

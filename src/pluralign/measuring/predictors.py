@@ -26,11 +26,11 @@ from pluralign.learning.measure import Predictor, ensemble_predictor, reward_pre
 from pluralign.measuring.personas import PREFIX, Personas, find_personas, persona_predictor
 from pluralign.text.classifier import UNDECIDED_KEY, WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.text.loading import model_folder
-from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import read_records
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Prompt, PromptLike
-from pluralign.votes.values import Record, read_prompt, read_response
+from pluralign.votes.values import Record, RowError, read_prompt, read_response
 
 # --- Scores and probabilities of other models, read from files and matched to pairs by their texts.
 SCORE_NAMES = ("score", "reward", "rewards")

@@ -30,10 +30,11 @@ from pluralign.scale.lines import read_item
 from pluralign.text import encoders
 from pluralign.text.features import TextFeatures
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table
-from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt
+from pluralign.votes.values import RowError
 
 CHAT_COLUMN = "prompt_is_chat"
 """Whether a prompt is a chat, stored as the JSON of its messages."""

@@ -5,6 +5,7 @@ keeps what single people said.
 import logging
 import math
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,23 +16,19 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
+from pluralign.core.options import ON_COMMAND_LINE, spelled
+from pluralign.votes.columns import is_person_column, names_people
 from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet, object_array
+from pluralign.votes.preferences import PreferenceSet, distinct, object_array
 from pluralign.votes.prompts import PromptLike
+from pluralign.votes.values import RowError, checked_text
 
+VOTES_AT_ONCE = 10**7
 LONGEST_INTEGER = 10_000
 """Bits. Python does not write longer integers as text."""
 
 logger = logging.getLogger("pluralign")
-
-
-class RowError(Exception):
-    """An invalid row: its kind (for the counts), the problem and the remedy."""
-
-    def __init__(self, kind: str, problem: str, remedy: str) -> None:
-        super().__init__(problem)
-        self.kind, self.problem, self.remedy = kind, problem, remedy
 
 
 @dataclass
@@ -45,6 +42,8 @@ class BadRows:
     harmless: Collection[str] = ()
     """Kinds that are known to occur and no user can fix: they are counted and never raise."""
     counts: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Texts by id that readers share among rows."""
 
     @contextmanager
     def row(self, row: int) -> Iterator[None]:
@@ -57,7 +56,9 @@ class BadRows:
     def report(self, row: int, error: RowError) -> None:
         """Count the row if invalid rows are skipped, else raise a ``DataError`` with its number."""
         if not self.skip and error.kind not in self.harmless:
-            remedy = f"{error.remedy}, or drop such rows with --skip-bad" if self.can_skip else error.remedy
+            remedy = (
+                f"{error.remedy}, or drop such rows with {spelled(skip_bad=True)}" if self.can_skip else error.remedy
+            )
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
         self.count(error.kind)
 
@@ -85,6 +86,7 @@ class Comparisons:
         self._ranked = {name: array("q") for name in ("first", "prompt", "responses", "raters")}
         self._entries, self._scores = array("q"), array("d")
         self._columns: dict[str, list[Any]] = {}
+        self._left_out: dict[str, list[str]] = {"ids": [], "varying": []}
         self._words: dict[str, str] = {}
 
     def add(
@@ -142,9 +144,11 @@ class Comparisons:
         first, second = np.triu_indices(len(responses), k=1)
         same = ids[first] == ids[second]
         first, second = first[~same], second[~same]
-        votes_a = (scores[first] > scores[second]).sum(axis=1)
-        votes_b = (scores[first] < scores[second]).sum(axis=1)
-        ties = (scores[first] == scores[second]).sum(axis=1)
+        counted = []
+        for rows in np.array_split(np.arange(len(first)), 1 + len(first) * scores.shape[1] // VOTES_AT_ONCE):
+            one, other = scores[first[rows]], scores[second[rows]]
+            counted.append([(one > other).sum(axis=1), (one < other).sum(axis=1), (one == other).sum(axis=1)])
+        votes_a, votes_b, ties = (np.concatenate(parts) for parts in zip(*counted, strict=True))
         if judged_only:
             judged = votes_a + votes_b + ties > 0
             first, second, votes_a, votes_b, ties = (x[judged] for x in (first, second, votes_a, votes_b, ties))
@@ -184,6 +188,10 @@ class Comparisons:
     def _keep(self, columns: Mapping[str, Any], n: int) -> None:
         size = len(self._annotators)
         for name, value in columns.items():
+            if is_person_column(name):
+                if value is not None and name not in self._left_out["ids"]:
+                    self._left_out["ids"].append(name)
+                continue
             if isinstance(value, str):
                 value = self._words.setdefault(value, value)
             elif not isinstance(value, bool | int | float | None):
@@ -193,7 +201,13 @@ class Comparisons:
             values.extend([value] * n)
 
     def finish(
-        self, options: LoadOptions, *, merge: bool = False, min_votes: int = 2, drop_few: bool = False
+        self,
+        options: LoadOptions,
+        *,
+        merge: bool = False,
+        min_votes: int = 2,
+        drop_few: bool = False,
+        offer_raters: bool = False,
     ) -> PreferenceSet:
         """Return the pairs as a ``PreferenceSet``.
 
@@ -202,13 +216,22 @@ class Comparisons:
             merge: merge votes on the same two responses of a prompt, in either order.
             min_votes: minimum votes per pair, unless ``options`` has one.
             drop_few: drop and count pairs with fewer votes. Otherwise they are bad rows.
+            offer_raters: say that the ids of people which are not kept can be used.
         """
         merged = self._merged(options) if merge else self._unmerged()
         judgments = self._judgments(merged.counts, single=merge)
-        return self._counted(merged, judgments, options, min_votes, drop_few)[0]
+        preferences = self._counted(merged, judgments, options, min_votes, drop_few)[0]
+        if offer_raters and (ids := self._left_out["ids"]):
+            message = "%s: ids of people are not kept (%s); to use them: %s"
+            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.get() else f"load_rater_votes(source, {ids[0]!r})"
+            logger.warning(message, self.bad.file, ", ".join(ids), use)
+        if varying := self._left_out["varying"]:
+            message = "%s: columns that differ between the votes on one pair are not kept (%s)"
+            logger.warning(message, self.bad.file, ", ".join(varying))
+        return preferences
 
     def finish_single(
-        self, options: LoadOptions, *, min_votes: int = 2
+        self, options: LoadOptions, *, min_votes: int = 2, drop_few: bool = False
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
@@ -217,7 +240,7 @@ class Comparisons:
         """
         merged = self._merged(options)
         judgments = self._judgments(merged.counts, single=True, linked=True)
-        preferences, kept = self._counted(merged, judgments, options, min_votes, drop_few=False)
+        preferences, kept = self._counted(merged, judgments, options, min_votes, drop_few)
         numbers = self._arrays()
         tie = numbers["ties"] > 0
         votes = np.flatnonzero(merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop")))
@@ -286,9 +309,9 @@ class Comparisons:
                 counts = ~repeated
             else:
                 message = (
-                    "%d votes repeat an annotator's vote on the same pair and are counted; --repeats first counts one"
+                    "%d votes repeat an annotator's vote on the same pair and are counted; with %s only the first is"
                 )
-                logger.warning(message, repeated.sum())
+                logger.warning(message, repeated.sum(), spelled(repeats="first"))
         order, pair = by_first_appearance(group)
         rows = first[order]
         swapped = a != a[rows][pair]
@@ -328,19 +351,37 @@ class Comparisons:
             remedy = f"check the input; dropped: {lost}" if lost else "give at least one row"
             problem = "no pair has enough votes" if len(few) else "there are no pairs in it"
             raise DataError(problem, file=bad.file, remedy=remedy)
-        columns = {key: _as_array(values, len(self._annotators))[merged.rows] for key, values in self._columns.items()}
         preferences = PreferenceSet.from_indices(
             self._prompts,
             self._responses,
             *(numbers[key][~few] for key in ("prompt", "a", "b", "votes_a", "votes_b")),
             ties=numbers["ties"][~few],
             tie_rule=options.ties,
-            columns={key: values[~few] for key, values in columns.items()},
-            dropped=dropped | bad.counts,
+            columns={key: values[~few] for key, values in self._kept_columns(merged).items()},
+            dropped=dict(Counter(dropped) + Counter(bad.counts)),
             name=bad.file,
             judgments=judgments,
         )
         return preferences, ~few
+
+    def _kept_columns(self, merged: "_Merged") -> dict[str, npt.NDArray[Any]]:
+        """Return the further columns by pair, without those that tell who voted.
+
+        These are columns with ids of people, and columns that differ between the votes on one pair.
+        """
+        kept = {}
+        for name, given in self._columns.items():
+            values = [*given, *[None] * (len(self._annotators) - len(given))]
+            code = distinct([None if value != value else value for value in values])[1]
+            if name == "split":
+                kept[name] = _as_array(values)[merged.rows]
+            elif (code[merged.rows][merged.pair] != code).any():
+                self._left_out["varying"].append(name)
+            elif names_people(values, self._numbers["prompt"]):
+                self._left_out["ids"].append(name)
+            else:
+                kept[name] = _as_array(values)[merged.rows]
+        return kept
 
 
 def _too_few(counted: int, ties: int, least: int) -> RowError:
@@ -348,9 +389,11 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
     have = "no vote" if counted == 0 else "only one vote" if counted == 1 else f"only {counted} votes"
     if ties:
         have += f" and {ties} tie{'s' * (ties > 1)}"
-    remedies = ["use --ties half to count ties"] if ties else [] if counted else ["give only pairs with votes"]
+    remedies = (
+        [f"use {spelled(ties='half')} to count ties"] if ties else [] if counted else ["give only pairs with votes"]
+    )
     if counted:
-        remedies.append(f"use --min-votes {counted} to keep such pairs (one vote shows no disagreement)")
+        remedies.append(f"use {spelled(min_votes=counted)} to keep such pairs (one vote shows no disagreement)")
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))
 
 
@@ -370,12 +413,11 @@ class _Merged:
     """Whether a row is counted, ``(n_rows,)``: repeated votes may not be."""
 
 
-def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:
+def _as_array(values: list[Any]) -> npt.NDArray[Any]:
     """Return a column as bool, int, float (NaN for nulls) or objects (strings and nulls).
 
     Integers that such numbers cannot hold exactly become strings.
     """
-    values = values + [None] * (n - len(values))
     kinds = {type(value) for value in values}
     limit = 2**63 if kinds == {int} else 2**53
     exact = int not in kinds or all(-limit < value < limit for value in values if type(value) is int)
@@ -384,13 +426,3 @@ def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:
     if kinds <= {int, float, type(None)} and kinds != {type(None)} and exact:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return object_array(value if value is None or isinstance(value, str) else str(value) for value in values)
-
-
-def checked_text(text: str, what: str) -> str:
-    """Return a text. Raises a ``RowError`` if it cannot be encoded as UTF-8."""
-    try:
-        if not text.isascii():
-            text.encode()
-        return text
-    except UnicodeEncodeError:
-        raise RowError("broken text", f"{what} is not valid UTF-8", "save the file as UTF-8") from None

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.types import Progress
-from pluralign.votes.builder import RowError
 from pluralign.votes.layouts import is_layout, peeked, read_comparisons
 from pluralign.votes.load import VotesLike, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
-from pluralign.votes.values import Record, read_prompt, read_response
+from pluralign.votes.values import Record, RowError, read_prompt, read_response
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Columns of other names: guesses for unknown columns, and ``--rename``."""
+"""What columns mean by their names: guesses for unknown columns, renamed columns, and columns with ids of people."""
 
 import difflib
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from pluralign.core.errors import DataError, did_you_mean
-from pluralign.votes.builder import BadRows
+from pluralign.core.options import spelled
 from pluralign.votes.values import TEXT_COLUMNS, Record, parse_cell, shown
 
 SYNONYMS: Mapping[str, Sequence[str]] = {
@@ -72,14 +73,55 @@ def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str
     return {name: found[name] for name in needed if name in found}
 
 
-def rename_options(renames: Mapping[str, str]) -> str:
-    """Return the options that rename columns, as typed in a shell.
+def is_clear(guess: Mapping[str, str], first: Record) -> bool:
+    """Return whether guessed columns need no confirmation: no other column may be meant, and votes are not 0 and 1,
+    which may number the responses or tell whether the first one is preferred.
+    """
+    left = {name: _normal(name) for name in first if name not in guess.values()}
+    sides = [words for kind, words in (("response_a", _TEXT_WORDS), ("votes_a", _COUNT_WORDS)) if kind in guess]
+    others = {word for ours in guess for word in SYNONYMS.get(ours, ())} & set(left.values())
+    unclear = "vote" in guess and str(first[guess["vote"]]).strip() in ("0", "1", "0.0", "1.0")
+    return not (unclear or others or any(_two_sides(left, words) for words in sides))
+
+
+_PERSON = (
+    "annotator|rater|worker|crowd_?worker|labell?er|evaluator|assessor|judge|voter|participant|respondent|completed_by"
+)
+_PERSON_COLUMN = re.compile(
+    rf"({_PERSON})(_?(id|name|hash|uuid|email|key))?|(user|session|prolific|mturk)_?(p?id|hash|uuid|identifier)|e_?mail"
+)
+_PERSON_ID = re.compile(rf"({_PERSON}|user|person)[ _-]?\d+|A[A-Z0-9]{{11,14}}|[^@\s]+@[^@\s]+\.\w+")
+"""``user12``, the ids of Mechanical Turk, e-mail addresses."""
+_HASH = re.compile(r"\w?[0-9a-f]{16,}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+@lru_cache
+def is_person_column(name: str) -> bool:
+    """Return whether the name of a column says that it holds ids of the people who voted.
 
     Example:
-        >>> rename_options({"prompt": "the question", "vote": "winner"})
-        "--rename 'prompt=the question' --rename vote=winner"
+        >>> [is_person_column(name) for name in ("annotator_id", "WorkerId", "annotator_age", "prompt_id")]
+        [True, True, False, False]
     """
-    return " ".join(f"--rename {shlex.quote(f'{ours}={theirs}')}" for ours, theirs in renames.items())
+    return _PERSON_COLUMN.fullmatch(_normal(name)) is not None
+
+
+def names_people(values: Sequence[Any], prompts: Iterable[int]) -> bool:
+    """Return whether the values of a column look like ids of people: by their form, or as hashes that several prompts
+    share.
+
+    Example:
+        >>> hashes = ["5f2b8c1d9e3a7f60", "0a1b2c3d4e5f6071", "5f2b8c1d9e3a7f60"]
+        >>> names_people(hashes, [0, 1, 2]), names_people(hashes, [0, 1, 0])
+        (True, False)
+    """
+    texts = {value for value in values if value is not None}
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return False
+    if all(_PERSON_ID.fullmatch(text) for text in texts):
+        return True
+    uses = {(value, prompt) for value, prompt in zip(values, prompts, strict=True) if value is not None}
+    return all(_HASH.fullmatch(text) for text in texts) and len(uses) > len(texts)
 
 
 def _normal(name: str) -> str:
@@ -109,7 +151,7 @@ def _two_sides(normal: Mapping[str, str], words: Collection[str]) -> tuple[str, 
 def rename_columns(
     records: Iterator[tuple[int, Record]],
     rename: Mapping[str, str],
-    bad: BadRows,
+    file: str,
     is_layout: Callable[[Collection[str]], bool],
 ) -> Iterator[tuple[int, Record]]:
     """Yield records with renamed columns; a vote with the old name of a response becomes ``a`` or ``b``.
@@ -117,7 +159,7 @@ def rename_columns(
     Args:
         records: numbered records.
         rename: old names by new name.
-        bad: names the file in errors.
+        file: for errors.
         is_layout: whether columns form a layout.
 
     Raises:
@@ -132,33 +174,33 @@ def rename_columns(
         columns |= dict.fromkeys(record)
         for theirs, ours in new_name.items():
             if theirs != ours and ours in record and theirs in record and ours not in new_name:
-                problem = f"--rename {ours}={theirs} is not possible, because both columns exist"
+                problem = f"{spelled(rename={ours: theirs})} is not possible, because both columns exist"
                 remedy = "leave the option out, or remove one of the two"
-                raise DataError(problem, file=bad.file, row=row, remedy=remedy)
+                raise DataError(problem, file=file, row=row, remedy=remedy)
         renamed = {new_name.get(name, name): value for name, value in record.items()}
         # All columns that a CSV file names in its own way are text.
         typed = [name for name in rename if name not in TEXT_COLUMNS and isinstance(renamed.get(name), str)]
         renamed |= {name: parse_cell(name, renamed[name]) for name in typed}
         if first:
             if unseen and not is_layout(renamed):
-                raise _no_column(rename, unseen, list(columns), bad.file)
-            _check_new_names(rename, renamed, bad.file)
+                raise _no_column(rename, unseen, list(columns), file)
+            _check_new_names(rename, renamed, file)
             first = False
         if "vote" in renamed:
-            renamed["vote"] = votes.read(renamed["vote"], row, bad)
+            renamed["vote"] = votes.read(renamed["vote"], row, file)
         yield row, renamed
     if unseen and columns:
-        raise _no_column(rename, unseen, list(columns), bad.file)
+        raise _no_column(rename, unseen, list(columns), file)
 
 
 def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequence[str], file: str) -> DataError:
     ours, theirs = next((ours, theirs) for ours, theirs in rename.items() if theirs in unseen)
-    remedy = did_you_mean(theirs, columns).rstrip("?")
+    remedy = did_you_mean(theirs, columns)
     if ours in columns:
-        remedy = f"the new name comes first: --rename {shlex.quote(f'{theirs}={ours}')}"
+        remedy = f"the new name comes first: {spelled(rename={theirs: ours})}"
     elif guess := guess_columns([ours], columns).get(ours):
-        remedy = f"did you mean {rename_options({ours: guess})}"
-    return DataError(f"there is no column {theirs!r} for --rename {ours}={theirs}", file=file, remedy=remedy)
+        remedy = f"did you mean {spelled(rename={ours: guess})}"
+    return DataError(f"there is no column {theirs!r} for {spelled(rename={ours: theirs})}", file=file, remedy=remedy)
 
 
 def _check_new_names(rename: Mapping[str, str], columns: Collection[str], file: str) -> None:
@@ -166,8 +208,8 @@ def _check_new_names(rename: Mapping[str, str], columns: Collection[str], file: 
     for ours, theirs in rename.items():
         close = _closest(ours, known)
         if ours not in known and close is not None and close not in columns:
-            problem = f"--rename {ours}={theirs} gives the column a name without a meaning"
-            raise DataError(problem, file=file, remedy=f"did you mean {rename_options({close: theirs})}")
+            problem = f"{spelled(rename={ours: theirs})} gives the column a name without a meaning"
+            raise DataError(problem, file=file, remedy=f"did you mean {spelled(rename={close: theirs})}")
 
 
 class _VoteNames:
@@ -180,11 +222,11 @@ class _VoteNames:
         words = (_normal(name).split("_") for name in self._names)
         self._from_0 = len(sides) == 2 and ("0", "1") in zip(*words, strict=False)
 
-    def read(self, vote: object, row: int, bad: BadRows) -> object:
+    def read(self, vote: object, row: int, file: str) -> object:
         if isinstance(vote, str) and (side := self._side.get(_normal(vote))):
             return side
         if self._from_0 and str(vote).strip() in ("0", "1", "0.0", "1.0"):
             names = " and ".join(self._names)
             problem = f"vote is {shown(vote)} and the responses were called {names}, so its meaning is unclear"
-            raise DataError(problem, file=bad.file, row=row, remedy=f"write a or b, or {' or '.join(self._names)}")
+            raise DataError(problem, file=file, row=row, remedy=f"write a or b, or {' or '.join(self._names)}")
         return vote

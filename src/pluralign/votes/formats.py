@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_reason
+from pluralign.core.options import spelled
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, RowError, checked_text
-from pluralign.votes.values import Record, parse_cell
+from pluralign.votes.builder import BadRows
+from pluralign.votes.values import Record, RowError, checked_text, parse_cell
 
 CHUNK = 2**16
 LONGEST_LINE = 16 * 10**6
@@ -97,7 +98,8 @@ def read_records(
     start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     lines = _lines(buffered, bad, report)
     if start[:1] == b"[":
-        raise DataError("the file is one JSON list", file=bad.file, remedy="write one object per line (JSON Lines)")
+        yield from _json_list(buffered, bad)
+        return
     if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
@@ -137,7 +139,7 @@ def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Itera
             while line and not line.endswith(b"\n"):
                 line = stream.readline(CHUNK)
     except EOFError:
-        remedy = "fetch the file again, or use --skip-bad to read the rows before"
+        remedy = f"fetch the file again, or use {spelled(skip_bad=True)} to read the rows before"
         problem = f"the gzip stream is damaged or ends early, after row {row}"
         bad.report(row + 1, RowError("truncated gzip", problem, remedy))
     report()
@@ -164,6 +166,21 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
                 reason = f"{error.msg} at character {error.pos + 1}"
             problem, kind = f"the line is not JSON ({reason})", "not JSON"
         bad.report(row, RowError(kind, problem, "write one JSON object per line"))
+
+
+def _json_list(stream: IO[bytes], bad: BadRows) -> Iterator[tuple[int, Record]]:
+    """Yield the objects of a file that is one JSON list."""
+    try:
+        records = json.loads(stream.read().decode("utf-8-sig"))
+    except (ValueError, RecursionError, EOFError) as error:
+        problem = f"the file is not a JSON list ({one_line(error)})"
+        raise DataError(problem, file=bad.file, remedy="write it again, or one object per line (JSON Lines)") from None
+    for row, record in enumerate(records, 1):
+        with bad.row(row):
+            if not isinstance(record, dict):
+                problem = f"the list holds a {type(record).__name__}"
+                raise RowError("not an object", problem, "give a list of objects")
+            yield row, record
 
 
 def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pluralign.core.arrays import IndexArray
 from pluralign.core.errors import UsageError
-from pluralign.votes.builder import RowError, checked_text
 from pluralign.votes.layouts import peeked, read_comparisons
 from pluralign.votes.load import DataFrameLike, VotesLike, is_table, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
 from pluralign.votes.prompts import Item
-from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
+from pluralign.votes.values import Record, RowError, checked_text, read_messages, read_prompt, read_response, shown
 
 ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike
 """Texts to score: (prompt, response), or dicts or rows with both."""

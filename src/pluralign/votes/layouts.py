@@ -10,21 +10,24 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from pluralign.core.errors import DataError
-from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.columns import guess_columns, rename_options
+from pluralign.core.options import spelled
+from pluralign.votes.builder import BadRows, Comparisons
+from pluralign.votes.columns import guess_columns, is_clear, is_person_column, rename_columns
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
 from pluralign.votes.prompts import PromptLike
+from pluralign.votes.public import PUBLIC_FORMATS, PublicFormat
 from pluralign.votes.values import (
     RATING_COLUMN,
     Record,
     Records,
+    RowError,
     missing,
     read_count,
     read_list,
@@ -33,6 +36,7 @@ from pluralign.votes.values import (
     read_prompt,
     read_response,
     shown,
+    split_dialogues,
 )
 
 # --- The vote in a row: which response a person chose, in the words that data sets use.
@@ -138,12 +142,8 @@ def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int
 def _chosen(record: Record, row: int, into: Comparisons) -> None:
     chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
     if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
-        turns = read_messages(chosen, "chosen"), read_messages(rejected, "rejected")
-        differ = (i for i, (one, other) in enumerate(zip(*turns, strict=False)) if one != other)
-        shared = next(differ, min(map(len, turns)))
-        if prompt is None:
-            prompt = [turn._asdict() for turn in turns[0][:shared]]
-        chosen, rejected = ([turn._asdict() for turn in side[shared:]] for side in turns)
+        shared, chosen, rejected = split_dialogues(read_messages(chosen, "chosen"), read_messages(rejected, "rejected"))
+        prompt = shared if prompt is None else prompt
     texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     swap = _text_hash(texts[0]) > _text_hash(texts[1])
@@ -212,8 +212,12 @@ def _score_columns(record: Record, row: int, into: Comparisons) -> None:
     if odd := [name for name in record if _OTHER_DIGITS.fullmatch(name) and not _NUMBERED.fullmatch(name)]:
         raise RowError("wrong name", f"the column {odd[0]} is not numbered as 1, 2, 3, …", "rename the column")
     raters = list(dict.fromkeys(match[2] for name in record if (match := RATING_COLUMN.fullmatch(name))))
-    answers = [read_response(record[f"response_{i}"], f"response_{i}") for i in numbers]
-    names = [[f"response_{i}_{rater}" for rater in raters] for i in numbers]
+    given = [i for i in numbers if record[f"response_{i}"] is not None]
+    into.bad.count("missing responses", len(numbers) - len(given))
+    if not given:
+        return
+    answers = [read_response(record[f"response_{i}"], f"response_{i}") for i in given]
+    names = [[f"response_{i}_{rater}" for rater in raters] for i in given]
     scores = np.array([[read_number(record.get(name), name) for name in of_response] for of_response in names])
     if np.isnan(scores).all():
         raise missing("every response_{i}_{rater}")
@@ -225,56 +229,36 @@ def _is_score(name: str) -> bool:
     return name == "scores" or name.startswith("score_")
 
 
-@dataclass(frozen=True)
-class _ScoredResponse:
-    """One row of the layout with one response per row."""
-
-    row: int
-    answer: str
-    scores: Mapping[str, float]
-    """By rater: the name of the column, or the position in a list."""
-    record: Record
-
-
 def _read_responses(records: Records, into: Comparisons) -> None:
     """Group rows by prompt; each row is one response with its raters' scores.
 
     Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
     a pair only with a score for both responses.
     """
-    rows: dict[PromptLike, list[_ScoredResponse]] = {}
+    rows: dict[PromptLike, list[tuple[int, Record]]] = {}
     for row, record in records:
         with into.bad.row(row):
-            prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
-            if "scores" in record:
-                values = read_list(record["scores"], "scores")
-                scores = {str(position): read_number(value, "scores") for position, value in enumerate(values)}
-            else:
-                scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
-            rows.setdefault(prompt, []).append(_ScoredResponse(row, answer, scores, record))
+            read_response(record.get("response"), "response")
+            rows.setdefault(read_prompt(record.get("prompt")), []).append((row, record))
     for prompt, group in rows.items():
-        first = group[0]
-        with into.bad.row(first.row):
-            if len(group) < 2:
-                raise RowError("a single response", "the prompt has only one response", "give at least two responses")
-            lengths = [len(response.scores) for response in group if "scores" in response.record]
-            if len(set(lengths)) > 1:
-                problem = f"the responses to one prompt have {lengths} scores"
-                remedy = "give one entry per rater for each response, in the same order (null for no score)"
-                raise RowError("uneven scores", problem, remedy)
-            raters = list(dict.fromkeys(rater for response in group for rater in response.scores))
-            scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
-            others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
-            into.add_all_pairs(first.row, prompt, [response.answer for response in group], scores_of, columns=others)
+        row, first = group[0]
+        given = [record for _, record in group]
+        names = list(dict.fromkeys(name for record in given for name in record if name.startswith("score_")))
+        scores = [record.get("scores", [record.get(name) for name in names]) for record in given]
+        others = {name: value for name, value in first.items() if name != "response" and not _is_score(name)}
+        responses = [record["response"] for record in given]
+        with into.bad.row(row):
+            _score_lists({**others, "prompt": prompt, "responses": responses, "scores": scores}, row, into)
 
 
-_VOTER = ("annotator", "rater")  # who cast a vote: finds repeated votes, and is not stored
 _OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "response")
-_CONSUMED = frozenset({*RESERVED_COLUMNS, *_VOTER, *_OWN})
+_CONSUMED = frozenset({*RESERVED_COLUMNS, *_OWN})
 
 
 def _voter(record: Record) -> Any:
-    return next((record[name] for name in _VOTER if record.get(name) is not None), None)
+    """Return the id of who cast a vote. It finds repeated votes and the judgments of a person, and is not stored."""
+    ids = [value for name, value in record.items() if value is not None and is_person_column(name)]
+    return ids[0] if ids else None
 
 
 def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
@@ -300,6 +284,8 @@ class Layout:
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
+    drop_few: bool = False
+    """Whether pairs with fewer votes are dropped and counted. Else they are bad rows."""
 
     @property
     def words(self) -> list[str]:
@@ -352,18 +338,28 @@ def is_layout(columns: Collection[str]) -> bool:
     return any(layout.matches(columns) for layout in LAYOUTS)
 
 
-def find_layout(columns: Collection[str], file: str) -> Layout:
-    """Return the layout with these columns. Raises a ``DataError`` with the missing columns if there is none."""
-    for layout in LAYOUTS:
-        if layout.matches(columns):
-            return layout
-    guesses = {layout.name: guess_columns(layout.words, columns) for layout in LAYOUTS}
-    listed = ", ".join(columns) or "(none)"
-    for layout in LAYOUTS:
-        guess = guesses[layout.name]
-        if guess and layout.matches([*guess, *columns]) and set(layout.words) <= {*guess, *columns}:
-            remedy = f"use {rename_options(guess)}"
-            raise DataError(f"no known layout has the columns {listed}", file=file, row=1, remedy=remedy)
+def find_layout(first: Record, file: str) -> tuple[Layout, dict[str, str]]:
+    """Return the layout of a first record, and the columns to rename for it, old names by new name.
+
+    Raises:
+        DataError: there is none, or more than one column may have a meaning that is needed. It names the columns.
+    """
+    columns = list(first)
+    listed, layout = ", ".join(columns) or "(none)", next((each for each in LAYOUTS if each.matches(columns)), None)
+    if layout is not None:
+        in_chat = not isinstance(first.get("chosen", ""), str)
+        guess = {} if "prompt" in first or in_chat else guess_columns(["prompt"], columns)
+        problem = "there is no column prompt"
+    else:
+        guesses = {known.name: guess_columns(known.words, columns) for known in LAYOUTS}
+        complete = (known for known in LAYOUTS if set(known.words) <= {*guesses[known.name], *columns})
+        layout = next((known for known in complete if known.matches([*guesses[known.name], *columns])), None)
+        guess = guesses[layout.name] if layout else {}
+        problem = f"no known layout has the columns {listed}"
+    if layout is not None:
+        if not is_clear(guess, first):
+            raise DataError(problem, file=file, row=1, remedy=f"use {spelled(rename=guess)}")
+        return layout, guess
 
     def covered(layout: Layout) -> float:
         return len(set(layout.words) & {*guesses[layout.name], *columns}) / len(layout.words)
@@ -371,9 +367,9 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     nearest = max(LAYOUTS, key=covered)
     absent = [word for word in nearest.words if word not in columns]
     renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
-    nearest_is = f"the nearest layout, {nearest.needs}, also needs {', '.join(absent)}"
-    remedy = f"use {rename_options(renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts"
-    raise DataError(f"no known layout has the columns {listed}; {nearest_is}", file=file, row=1, remedy=remedy)
+    problem += f"; the nearest layout, {nearest.needs}, also needs {', '.join(absent)}"
+    remedy = f"use {spelled(rename=renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts"
+    raise DataError(problem, file=file, row=1, remedy=remedy)
 
 
 def peeked(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Record, Iterator[tuple[int, Record]]]:
@@ -384,15 +380,33 @@ def peeked(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Record,
     return first[1], itertools.chain([first], records)
 
 
-def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
-    """Return the layout of the first record, and all records."""
+def recognise(
+    records: Iterator[tuple[int, Record]], bad: BadRows, known: PublicFormat | None = None
+) -> tuple[Layout, Iterator[tuple[int, Record]]]:
+    """Return the layout of the first record, and all records in this layout.
+
+    Records of a public format are converted, and columns with other names are renamed; a note says so.
+
+    Args:
+        records: numbered records.
+        bad: names the file, and handles invalid rows.
+        known: the format of the records, if the user named it.
+    """
     first, records = peeked(records, bad)
-    layout = find_layout(first, bad.file)
-    in_chat = not isinstance(first.get("chosen", ""), str)
-    if "prompt" not in first and not in_chat and (guess := guess_columns(["prompt"], first)):
-        raise DataError("there is no column prompt", file=bad.file, row=1, remedy=f"use {rename_options(guess)}")
-    logger.debug("%s has the layout %r", bad.file, layout.name)
-    return layout, records
+    public = known or next((public for public in PUBLIC_FORMATS.values() if public.matches(first)), None)
+    if public is None:
+        layout, renames = find_layout(first, bad.file)
+        if renames:
+            logger.warning("%s: columns are read as %s", bad.file, spelled(rename=renames))
+            records = rename_columns(records, renames, bad.file, is_layout)
+        return layout, records
+    if known is None:
+        logger.warning("%s: read as %s. %s", bad.file, public.name, public.assumed)
+    bad.harmless = ["identical responses"]
+    records = iter(public.rows(records, bad))
+    row = next(records, None)
+    layout = find_layout(row[1], bad.file)[0] if row else LAYOUTS[0]
+    return replace(layout, min_votes=1, drop_few=True), itertools.chain([row] if row else [], records)
 
 
 def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
@@ -400,4 +414,5 @@ def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, option
     layout, records = recognise(records, bad)
     comparisons = Comparisons(bad)
     layout.read(records, comparisons)
-    return comparisons.finish(options, merge=layout.merge, min_votes=layout.min_votes)
+    few: Any = {"min_votes": layout.min_votes, "drop_few": layout.drop_few}
+    return comparisons.finish(options, merge=layout.merge, offer_raters=layout.merge, **few)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import show_options, with_changes
+from pluralign.core.options import show_options, spelled, with_changes
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
@@ -144,14 +144,16 @@ def kind_of(source: object) -> Literal["demo", "known", "saved", "records"]:
 def _load_saved(path: str, options: LoadOptions) -> PreferenceSet:
     """Return a set that was saved, with its own tie rule unless the options have another one than the default."""
     if options.rename:
-        raise UsageError(f"--rename does not apply to {path}: its columns are known.")
+        raise UsageError(f"rename does not apply to {path}: its columns are known.")
     saved = PreferenceSet.load(path)
     saved = saved.with_ties(options.ties) if options.ties != "drop" else saved
     enough = saved.n_votes >= (options.min_votes or 1)
     if enough.all():
         return saved
     if not enough.any():
-        raise DataError("no pair has enough votes", file=path, remedy="use a smaller --min-votes")
+        raise DataError(
+            "no pair has enough votes", file=path, remedy=f"use a smaller min_votes, such as {spelled(min_votes=1)}"
+        )
     kind = f"pairs with fewer than {options.min_votes} votes"
     return replace(saved[enough], dropped={**saved.dropped, kind: int((~enough).sum())})
 
@@ -186,7 +188,7 @@ def open_records(
     """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
     bad = BadRows("the records", skip=options.skip_bad)
     records = _records(source, bad, progress)
-    return (rename_columns(records, options.rename, bad, is_layout) if options.rename else records), bad
+    return (rename_columns(records, options.rename, bad.file, is_layout) if options.rename else records), bad
 
 
 def _records(source: VoteSource, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -247,6 +249,8 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     if (path / "ensemble.json").is_file():
         remedy = "name the ensemble first, then a file of votes"
         raise DataError("it is the folder of an ensemble, not votes", file=str(path), remedy=remedy)
+    if (polis := path / "participants-votes.csv").is_file():
+        return polis
     if path.is_dir():
         remedy = f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}"
         raise DataError("it is a folder", file=str(path), remedy=remedy)

@@ -49,7 +49,7 @@ class LoadOptions:
             raise UsageError(f"rename must be a dict such as {{'prompt': 'question'}}, not {self.rename!r}.")
         theirs = list(self.rename.values())
         if twice := [name for name in theirs if theirs.count(name) > 1]:
-            raise UsageError(f"--rename must not give the column {twice[0]!r} two names.")
+            raise UsageError(f"rename must not give the column {twice[0]!r} two names.")
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,18 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import show_options, with_changes
+from pluralign.core.options import show_options, spelled, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.builder import BadRows, Comparisons
+from pluralign.votes.columns import is_person_column
 from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.layouts import recognise
 from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import TownHall
-from pluralign.votes.values import Record
+from pluralign.votes.values import Record, RowError
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
 
@@ -85,7 +86,8 @@ def load_rater_votes(
     """
     options = with_changes(options or LoadOptions(), changes)
     if options.ties == "fixed":
-        raise UsageError("--ties fixed is a rule for vote counts, not for single votes; use drop or half with raters.")
+        rule = spelled(ties="fixed")
+        raise UsageError(f"{rule} is a rule for vote counts, not for single votes; use drop or half with raters.")
     loaded = Loaded.of(source, options, column)
     kind = kind_of(source)
     if kind == "demo":
@@ -96,13 +98,15 @@ def load_rater_votes(
     if kind != "records":
         raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
     records, bad = open_records(source, options, progress)
-    layout, records = recognise(_numbered_raters(records, column, bad), bad)
+    layout, records = recognise(records, bad)
     if not layout.merge:
         problem = f"its rows ({layout.needs}) hold the votes of several people, so the rater of a vote is unknown"
         raise DataError(problem, file=bad.file, row=1, remedy=ONE_ROW_PER_VOTE)
     comparisons = Comparisons(bad)
-    layout.read(records, comparisons)
-    preferences, pair, annotators, chose_a = comparisons.finish_single(options, min_votes=layout.min_votes)
+    layout.read(_numbered_raters(records, column, bad), comparisons)
+    preferences, pair, annotators, chose_a = comparisons.finish_single(
+        options, min_votes=layout.min_votes, drop_few=layout.drop_few
+    )
     split = preferences.without_official_split() if options.split == "prompts" else preferences
     known = np.array([annotator is not None for annotator in annotators], dtype=bool)
     if not known.any():
@@ -121,7 +125,7 @@ def _numbered_raters(
     known: set[str] = set()
     found = False
     for row, record in records:
-        rest = {name: value for name, value in record.items() if name not in (column, "annotator", "rater")}
+        rest = {name: value for name, value in record.items() if name != column and not is_person_column(name)}
         if not found and column not in record:
             known.update(record)
         found = found or column in record

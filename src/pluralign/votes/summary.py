@@ -44,7 +44,7 @@ class JudgmentSummary:
         return cls(judgments.n, judgments.n_prompts, responses, used)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """Summary of a set of votes, from ``inspect``."""
 
@@ -88,6 +88,23 @@ class Inspection:
     fingerprint: str
     judgments: JudgmentSummary | None
     """None where only vote counts are known."""
+
+    def __repr__(self) -> str:
+        """Return the main figures as a table."""
+        low, high = self.votes_per_pair_range
+        rows = {
+            "votes per pair": f"{self.votes_per_pair:.2f} ({low} to {high})",
+            "majority share": f"{self.majority_share:.3f}",
+            "floor": f"{self.floor:.4f}  corrected {self.floor_corrected:.4f}",
+            "constant 1/2": f"{self.constant_half:.4f}  corrected {self.constant_half_corrected:.4f}",
+            "noise": f"{self.noise:.4f}",
+            "judgments": f"{self.judgments.n:,} on {self.judgments.prompts:,} prompts" if self.judgments else "",
+            "official split": ", ".join(f"{name} {count:,}" for name, count in self.splits.items()),
+            "dropped": ", ".join(f"{count:,} {kind}" for kind, count in self.dropped.items()),
+        }
+        size = f"{self.pairs:,} pairs, {self.prompts:,} prompts, {self.responses:,} responses, {self.votes:,} votes"
+        lines = [f"  {name:<16}{text}" for name, text in rows.items() if text]
+        return "\n".join([f"{self.name or 'votes'}: {size}", *lines])
 
 
 def inspect(votes: VotesLike) -> Inspection:

@@ -3,13 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from pluralign.core.text import shortened
-from pluralign.votes.builder import RowError, checked_text
 from pluralign.votes.prompts import Message, PromptLike
 
 Record: TypeAlias = Mapping[str, Any]
@@ -25,6 +24,24 @@ RATING_COLUMN = re.compile(r"response_(0|[1-9][0-9]{0,5})_(?!model$)(.+)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
 """Plain ASCII digits, unlike ``int``, which also reads 1_0."""
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+
+
+class RowError(Exception):
+    """An invalid row: its kind (for the counts), the problem and the remedy."""
+
+    def __init__(self, kind: str, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.kind, self.problem, self.remedy = kind, problem, remedy
+
+
+def checked_text(text: str, what: str) -> str:
+    """Return a text. Raises a ``RowError`` if it cannot be encoded as UTF-8."""
+    try:
+        if not text.isascii():
+            text.encode()
+        return text
+    except UnicodeEncodeError:
+        raise RowError("broken text", f"{what} is not valid UTF-8", "save the file as UTF-8") from None
 
 
 def missing(name: str) -> RowError:
@@ -55,8 +72,8 @@ def read_count(record: Record, name: str) -> int:
 
 
 def read_number(value: Any, name: str) -> float:
-    """Return a finite number, or NaN for a null."""
-    if value is None:
+    """Return a finite number, or NaN for a null or NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise RowError("wrong type", f"{name} must be a number, not {shown(value)}", "write it as a number")
@@ -100,6 +117,22 @@ def read_messages(value: Any, name: str) -> tuple[Message, ...]:
         pass
     problem = f"{name} must be text or a list of role/content messages, not {shown(value)}"
     raise RowError("wrong type", problem, 'write it as "…" or [{"role": "user", "content": "…"}]')
+
+
+def split_dialogues(a: Sequence[Message], b: Sequence[Message]) -> tuple[tuple[Message, ...], str, str]:
+    """Return the common beginning of two dialogues, and the rest of each as a text.
+
+    Example:
+        >>> ask, yes, no = Message("user", "Tea?"), Message("assistant", "Yes."), Message("assistant", "No.")
+        >>> split_dialogues([ask, yes], [ask, no, Message("user", "Why?")])
+        ((Message(role='user', content='Tea?'),), 'Yes.', 'No.\\n\\nuser: Why?')
+    """
+    shared = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+    rest = (
+        "\n\n".join([*(t.content for t in side[:1]), *(f"{t.role}: {t.content}" for t in side[1:])])
+        for side in (a[shared:], b[shared:])
+    )
+    return (tuple(a[:shared]), *rest)  # type: ignore[return-value]
 
 
 def read_response(value: Any, name: str) -> str:

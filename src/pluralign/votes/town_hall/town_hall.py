@@ -237,7 +237,7 @@ def _rank(features: FloatArray, n_items: IntArray, tastes: FloatArray, n_people:
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
     words = load_words()
-    n_places = np.array([len(words.places[issue.kind].all) for issue in load_issues()])
+    n_places = np.array([len(words.places_of[issue.kind]) for issue in load_issues()])
     n_towns, n_questions = len(words.towns), len(words.questions)
     n_distinct = n_towns * n_questions * n_places
     most = len(load_issues()) * int(n_distinct.min())

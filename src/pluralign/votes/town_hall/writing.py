@@ -8,18 +8,13 @@ import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-
-from pluralign.core.json_values import from_json
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
 
 # --- The words, read from TOML files: 48 issues that a town decides on, and phrases that fit any issue.
 
-Phrases: TypeAlias = tuple[str, ...]
-PhrasesBy: TypeAlias = Mapping[str, Phrases]
-"""Phrases by the level of an attribute, such as the stance."""
 STANCES = ("for", "against", "compromise", "undecided")
 TONES = ("warm", "plain", "formal", "blunt")
 HEDGES = ("firm", "even", "hedged")
@@ -30,87 +25,12 @@ VALUE_AXES = ("public_spending", "change", "environment", "rules")
 rules or personal freedom. Loadings are multiples of 1/4."""
 
 
-@dataclass(frozen=True)
-class Issue:
-    """One question, for example a bus lane, with the arguments about it."""
-
-    verb: str
-    """What the town would do, as "turn/turning": base form and -ing form."""
-    rest: str
-    """The rest of that phrase, "one lane of {place} into a bus lane"."""
-    thing: str
-    """The same as a noun, "the bus lane on {place}"."""
-    kind: str
-    """Kind of place it is about, a key of ``Words.places``."""
-    loadings: tuple[float, float, float, float]
-    """Position of "for" on each of ``VALUE_AXES``, each in [-1, 1]. "Against" is the opposite position."""
-    money: int
-    """Cost in thousands of pounds; negative if it saves money."""
-    pros: Phrases
-    """Reasons for it, as clauses."""
-    cons: Phrases
-    """Reasons against it, as clauses."""
-    middle: Phrases
-    """Compromises, as verb phrases in base form."""
-    unknown: Phrases
-    """Open questions, as indirect questions."""
-    gains: str
-    """People who gain, a plural noun phrase."""
-    loses: str
-    """People who lose, a plural noun phrase."""
-    story_for: Phrases
-    """Short stories of a person who would benefit."""
-    story_against: Phrases
-    """Short stories of a person who would suffer."""
+class Issue(SimpleNamespace):
+    """One question, for example a bus lane, with the arguments about it; ``issues.toml`` documents its fields."""
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of places of one kind: each of ``names`` with each of ``kinds``."""
-
-    names: Phrases
-    kinds: Phrases
-
-    @functools.cached_property
-    def all(self) -> Phrases:
-        """Every name with every kind."""
-        return tuple(f"{name} {kind}".strip() for name in self.names for kind in self.kinds)
-
-
-@dataclass(frozen=True)
-class Words:
-    """Phrases that fit any issue, and names. ``words.toml`` documents the braces."""
-
-    questions: Phrases
-    asked_back: Phrases
-    firm_doubts: Phrases
-    links: Phrases
-    both_sides: Phrases
-    one_side: Phrases
-    days: Phrases
-    town_beginnings: Phrases
-    town_endings: Phrases
-    people: tuple[tuple[str, str, str], ...]
-    leads: PhrasesBy
-    positions: Mapping[str, PhrasesBy]
-    assurances: PhrasesBy
-    next_steps: PhrasesBy
-    openers: PhrasesBy
-    closers: PhrasesBy
-    list_titles: PhrasesBy
-    calls: PhrasesBy
-    value_tags: Mapping[str, PhrasesBy]
-    balance_tags: PhrasesBy
-    values: Mapping[str, PhrasesBy]
-    balance: PhrasesBy
-    support_frames: PhrasesBy
-    support: Mapping[str, PhrasesBy]
-    cost: Mapping[str, PhrasesBy]
-    reason_openings: PhrasesBy
-    concessions: PhrasesBy
-    places: Mapping[str, Names]
-
-    contractions: Mapping[str, str]
+class Words(SimpleNamespace):
+    """Phrases that fit any issue, and names; ``words.toml`` documents its tables."""
 
     @functools.cached_property
     def contractible(self) -> re.Pattern[str]:
@@ -118,9 +38,15 @@ class Words:
         return re.compile(r"\b(" + "|".join(self.contractions) + r")(?= [a-z])")
 
     @functools.cached_property
-    def towns(self) -> Phrases:
+    def towns(self) -> tuple[str, ...]:
         """Every beginning with every ending."""
         return tuple(beginning + ending for beginning in self.town_beginnings for ending in self.town_endings)
+
+    @functools.cached_property
+    def places_of(self) -> dict[str, tuple[str, ...]]:
+        """For each kind of place, every name with every kind."""
+        both = ((kind, itertools.product(names["names"], names["kinds"])) for kind, names in self.places.items())
+        return {kind: tuple(" ".join(pair).strip() for pair in pairs) for kind, pairs in both}
 
 
 @functools.cache
@@ -131,7 +57,7 @@ def load_issues() -> tuple[Issue, ...]:
         >>> load_issues()[0].thing
         'the bus lane on {place}'
     """
-    return tuple(from_json(Issue, row) for row in _read("issues.toml")["issue"])
+    return tuple(Issue(**row) for row in _read("issues.toml")["issue"])
 
 
 @functools.cache
@@ -142,7 +68,7 @@ def load_words() -> Words:
         >>> load_words().towns[0]
         'Alderbridge'
     """
-    return from_json(Words, _read("words.toml"))
+    return Words(**_read("words.toml"))
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -194,8 +120,8 @@ def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> 
         'Should Alderbridge turn one lane of Mill Street into a bus lane?'
     """
     topic, words = load_issues()[issue], load_words()
-    text = words.questions[question].format(town=words.towns[town], day=words.days[day], **_proposal(topic))
-    return text.replace("{place}", words.places[topic.kind].all[place])
+    text: str = words.questions[question].format(town=words.towns[town], day=words.days[day], **_proposal(topic))
+    return text.replace("{place}", words.places_of[topic.kind][place])
 
 
 def write_response(issue: int, town: int, place: int, attributes: Attributes, draws: Sequence[int]) -> str:
@@ -207,7 +133,7 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
     writer = _Writer(load_issues()[issue], attributes, draws)
-    return writer.write(town).replace("{place}", writer.words.places[writer.topic.kind].all[place])
+    return writer.write(town).replace("{place}", writer.words.places_of[writer.topic.kind][place])
 
 
 def _proposal(topic: Issue) -> dict[str, str]:
@@ -365,7 +291,7 @@ class _Writer:
         links = self.in_turn(words.links, len(own) - 1)
         return [opened, *(link + reason for link, reason in zip(links, own[1:], strict=True))]
 
-    def in_turn(self, options: Phrases, count: int) -> list[str]:
+    def in_turn(self, options: Sequence[str], count: int) -> list[str]:
         """Return phrases in the order of the table, from one that is chosen."""
         first = self.between(0, len(options) - 1)
         return [options[(first + turn) % len(options)] for turn in range(count)]
