@@ -20,19 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from pluralign.answering.generate import Sampler
 from pluralign.answering.options import TuneOptions
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
-from pluralign.core.text import one_line
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
 from pluralign.text.causal import Completion, LocalModel
-from pluralign.text.loading import model_folder, quiet_transformers
+from pluralign.text.loading import loading, model_folder
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import ServerModel
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -321,16 +318,12 @@ class Adapters:
             peft: Any = importlib.import_module("peft")
         except ImportError:
             raise MissingExtraError("peft", "finetune", "tuned policies") from None
-        try:
-            with quiet_transformers():
-                if self._adapted is None:
-                    self._adapted = peft.PeftModel.from_pretrained(self.base.model, path, adapter_name=path.name)
-                else:
-                    self._adapted.load_adapter(path, adapter_name=path.name)
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-            raise DataError(
-                f"peft cannot load the adapter ({one_line(error)})", file=str(path), remedy="run pluralign tune again"
-            ) from None
+        base = self.base.model
+        with loading(path, "run pluralign tune again", adapter=True):
+            if self._adapted is None:
+                self._adapted = peft.PeftModel.from_pretrained(base, path, adapter_name=path.name)
+            else:
+                self._adapted.load_adapter(path, adapter_name=path.name)
         self._adapted.eval()
 
     @contextmanager
