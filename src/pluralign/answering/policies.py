@@ -29,7 +29,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
 from pluralign.text.causal import Completion, LocalModel
-from pluralign.text.loading import loading, model_folder
+from pluralign.text.loading import check_model, errors_of, model_folder, quiet_transformers
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import ServerModel
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -319,7 +319,8 @@ class Adapters:
         except ImportError:
             raise MissingExtraError("peft", "finetune", "tuned policies") from None
         base = self.base.model
-        with loading(path, "run pluralign tune again", adapter=True):
+        check_model(path, adapter=True)
+        with errors_of(path, "peft cannot load the adapter", "run pluralign tune again"), quiet_transformers():
             if self._adapted is None:
                 self._adapted = peft.PeftModel.from_pretrained(base, path, adapter_name=path.name)
             else:

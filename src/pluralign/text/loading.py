@@ -1,7 +1,7 @@
 """Pretrained models: from a name to a folder, and from a folder to a model in memory.
 
 Decided here: which names exist (wheels, local folders, ids of the hub), what of a repository is downloaded, what
-identifies a model, and the error for a model that cannot be loaded. ``check_model`` is called before any library reads a
+identifies a model, and the error for a model that cannot be loaded. ``check_model`` is called before a library reads a
 folder: weights are read from safetensors only, and code that comes with a model is never run.
 """
 
@@ -244,12 +244,24 @@ MODULE = re.compile(
     r"|LSTM|BoW|WordEmbeddings|WordWeights|StaticEmbedding|Router|Asym)"
 )
 """Known classes of the modules of a sentence encoder."""
-CODE_KEYS = ("auto_map", "auto_mapping", "megatron_config", "trust_remote_code")
+CODE_KEYS = ("auto_map", "megatron_config", "trust_remote_code")
 """Settings by which transformers and peft import Python that a folder or a repository brings along."""
-CLASS_KEYS = {"tokenizer_class": "sentence_transformers.", "activation_function": "torch.nn."}
-"""Settings that name a class. A name with dots must begin like this."""
-KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
-"""Settings that can name a repository of compiled code, OWNER/NAME."""
+ALLOWED = {
+    "type": MODULE,
+    "types": MODULE,
+    "tokenizer_class": re.compile(r"[^.]*|sentence_transformers\..+"),
+    "activation_function": re.compile(r"[^.]*|torch\.nn\..+"),
+    "attn_implementation": re.compile("[^/]*"),  # with a slash it is a repository of compiled code
+    "experts_implementation": re.compile("[^/]*"),
+    "peft_type": re.compile("LORA"),  # other kinds read more files
+    "parent_library": re.compile(r"(sentence_)?transformers(\..+)?"),
+}
+"""Allowed values of settings that name code. ``type`` is one in ``modules.json``, and ``types`` one of a Router."""
+CONFIGURATION = re.compile(
+    r"modules\.json|config_sentence_transformers\.json"
+    r"|((sentence_[\w-]+|tokenizer|generation|(video_)?(pre)?processor|adapter|router)_)?config\.json"
+)
+"""JSON files that name classes."""
 VOCABULARY = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """JSON files whose keys are words."""
 PICKLED = ("pytorch_model*.bin", "adapter_model*.bin", "*.pkl", "*.pickle")
@@ -279,8 +291,8 @@ def check_model(folder: Path, *, adapter: bool = False) -> None:
         raise DataError("it holds an adapter, not a whole model", file=str(folder), remedy=remedy)
     with_weights = {path.parent for path in paths if path.suffix == ".safetensors"}
     pickled = [path for path in paths if path.parent not in with_weights and any(map(path.match, PICKLED))]
-    if pickled or not with_weights:
-        raise _no_weights(str(pickled[0].parent if pickled else folder), names)
+    if pickled:
+        raise _no_weights(str(pickled[0].parent), names)
 
 
 def _no_weights(model: str, files: Sequence[str]) -> DataError:
@@ -299,11 +311,11 @@ def _check_file(path: Path, *_: int) -> None:
                 return
         except (OSError, SafetensorError) as error:
             raise DataError(f"it is damaged ({one_line(error)})", file=str(path), remedy=COPY_AGAIN) from None
-    of_code = path.name.endswith("config.json") or path.name.startswith("config_") or path.name == "modules.json"
-    if not of_code and path.name not in VOCABULARY:
+    is_config = CONFIGURATION.fullmatch(path.name)
+    if not is_config and path.name not in VOCABULARY:
         return
     values = read_json(path, list if path.name == "modules.json" else dict)
-    for key, value in _settings(values) if of_code else ():
+    for key, value in _settings(values) if is_config else ():
         if _is_foreign(path.name, key, value):
             problem = f"its {key} ({one_line(value, 80)}) names code that is not part of a known library"
             remedy = "name a model without code of its own, or remove this setting if transformers has its class"
@@ -320,17 +332,15 @@ def _settings(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_foreign(file: str, key: str, value: Any) -> bool:
     """Return whether a setting makes a library import or read something outside the folder and the known libraries."""
-    if file == "modules.json":
-        path = Path(str(value))
-        is_outside = key == "path" and (path.is_absolute() or ".." in path.parts)
-        return is_outside or (key == "type" and not MODULE.fullmatch(str(value)))
-    if key == "types":  # of a Router
-        return isinstance(value, dict) and not all(MODULE.fullmatch(str(one)) for one in value.values())
-    if key == "peft_type":  # other kinds read more files, some of them by path
-        return bool(value != "LORA")
-    if key in CLASS_KEYS:
-        return "." in str(value) and not str(value).startswith(CLASS_KEYS[key])
-    return bool(value) and (key in CODE_KEYS or (key in KERNEL_KEYS and "/" in str(value)))
+    key = key.lstrip("_")
+    if key in CODE_KEYS:
+        return bool(value)
+    if key == "path" and file == "modules.json":
+        return Path(str(value)).is_absolute() or ".." in Path(str(value)).parts
+    if key not in ALLOWED or (key == "type" and file != "modules.json"):
+        return False
+    named = value.values() if key == "types" and isinstance(value, dict) else [value]
+    return not all(ALLOWED[key].fullmatch(str(one)) for one in named)
 
 
 # --- What a folder says about its model.
