@@ -285,10 +285,10 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
     text = read_choices(body, clean)[0].text
     reply = json.loads(body)
     usage = reply.get("usage") if isinstance(reply.get("usage"), Mapping) else {}
-    read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+    read, written = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     try:
         likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        tokens = [(one["token"].strip(), math.exp(one["logprob"])) for one in likeliest]
+        tokens = [(one["token"].strip(), math.exp(min(one["logprob"], 0.0))) for one in likeliest]
         mass = [sum(prob for token, prob in tokens if token == letter) for letter in letters]
         if sum(mass) > 0:
             return Choice(mass[0] / sum(mass), read, written)
@@ -296,6 +296,11 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
         pass
     found = re.search(rf"\b({'|'.join(letters)})\b", text)
     return Choice(math.nan if found is None else float(found[1] == letters[0]), read, written)
+
+
+def _count(value: object) -> int:
+    """Return a number of tokens that a server reports; 0 if it is not a plausible one."""
+    return value if isinstance(value, int) and 0 <= value < MAX_BYTES else 0
 
 
 def _openai(options: RemoteOptions) -> Any:
