@@ -174,10 +174,25 @@ def read_manifest(folder: Path) -> Manifest:
             f"it has no {MANIFEST_FILE}", file=str(folder), remedy="name a folder that pluralign tune wrote"
         )
     try:
-        return from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        problem = "pluralign tune did not write this file"
-        raise DataError(problem, file=str(path), remedy="name another folder") from None
+        manifest = from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
+        if _is_of_tune(manifest):
+            return manifest
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        pass
+    raise DataError("pluralign tune did not write this file", file=str(path), remedy="name another folder")
+
+
+def _is_of_tune(manifest: Manifest) -> bool:
+    """Return whether the values of a manifest are ones that ``tune`` writes. Adapters are folders beside it."""
+    model, temperature = manifest.settings.get("model"), manifest.settings.get("temperature")
+    is_settings = isinstance(model, str) and type(temperature) in (int, float) and 0 < temperature <= 10
+    is_path = all(policy.path == adapter_name(policy.member) for policy in manifest.members)
+    return is_settings and is_path and (manifest.base is not None or not manifest.members)
+
+
+def adapter_name(member: int) -> str:
+    """Return the name of a member's adapter, which is also the name of its folder."""
+    return f"member-{member}"
 
 
 def run_settings(
@@ -246,7 +261,7 @@ def load_policies(
     manifest = read_manifest(folder)
     _check_owner(folder, manifest, ensemble)
     assert manifest.base is not None  # noqa: S101 - there is a finished member
-    tuned_at = float(manifest.settings["temperature"] or 1.0)
+    tuned_at = float(manifest.settings["temperature"])
     samplers: dict[int, Sampler]
     if remote and remote.base_url:
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
@@ -272,9 +287,8 @@ def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> 
     elif manifest.settings.get("ensemble") != ensemble.identity:
         problem = "its policies were tuned to another ensemble"
         remedy = f"name the folder that was tuned to this ensemble, or {remedy}"
-    for policy in manifest.members:
-        if not 0 <= policy.member < ensemble.k or policy.path != Path(policy.path).name:
-            problem = problem or f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
+    elif not all(0 <= policy.member < ensemble.k for policy in manifest.members):
+        problem = "it names members that the ensemble does not have"
     if problem:
         raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy=remedy)
 
