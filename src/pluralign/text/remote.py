@@ -12,8 +12,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.text import one_line
@@ -48,6 +51,8 @@ _REJECTIONS = {
     "n": r"(?<!\\)\bn\b|multiple|only one",
 }
 """Patterns of error messages, by the setting that the server rejects."""
+Key = TypeVar("Key", str, int)
+Result = TypeVar("Result")
 _ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
 
 
@@ -331,3 +336,49 @@ def _limit_body(seconds: float) -> Callable[[Any], None]:
         response.iter_bytes = limited
 
     return limit
+
+
+# --- Several prompts at a time.
+
+
+def as_completed(
+    work: Callable[[Key], Result], keys: Sequence[Key], concurrency: int
+) -> Generator[tuple[Key, Result | DataError]]:
+    """Yield each key with the result of ``work``, or with its ``DataError``. Any other error is raised.
+
+    The threads are daemons, and start nothing new after Ctrl-C or an error, so that nobody waits for a slow server.
+    """
+    if concurrency == 1:
+        for key in keys:
+            try:
+                yield key, work(key)
+            except DataError as error:
+                yield key, error
+        return
+    waiting = deque(keys)
+    results: SimpleQueue[tuple[Key, Result | Exception]] = SimpleQueue()
+
+    def run() -> None:
+        with suppress(IndexError):  # nothing is left
+            while True:
+                key = waiting.popleft()
+                results.put((key, outcome_of(key)))
+
+    def outcome_of(key: Key) -> Result | Exception:
+        try:
+            return work(key)
+        except Exception as error:
+            if not isinstance(error, DataError):  # raised in the thread that reads the results, which may be late
+                waiting.clear()
+            return error
+
+    for _ in range(min(concurrency, len(keys))):
+        threading.Thread(target=run, daemon=True).start()
+    try:
+        for _ in keys:
+            key, outcome = results.get()
+            if isinstance(outcome, Exception) and not isinstance(outcome, DataError):
+                raise outcome
+            yield key, outcome
+    finally:
+        waiting.clear()
