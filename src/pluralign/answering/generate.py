@@ -25,7 +25,8 @@ from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
 from pluralign.text.options import SamplingOptions
-from pluralign.text.remote import ServerModel, as_completed, language_model
+from pluralign.text.remote import ServerModel, language_model
+from pluralign.text.remote import as_completed as as_completed
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences

@@ -124,6 +124,12 @@ class Manifest:
     serving: Serving | None = None
     pluralign: str = __version__
 
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of the tuning; 0 if the settings have none that is possible."""
+        value = self.settings.get("temperature")
+        return float(value) if isinstance(value, int | float) and 0 < value <= 10 else 0.0
+
     def with_member(self, policy: TunedPolicy, lora_rank: int) -> "Manifest":
         """Return the manifest with one more finished member."""
         assert self.base is not None  # noqa: S101 - the base is sampled before any member is tuned
@@ -184,8 +190,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _is_of_tune(manifest: Manifest) -> bool:
     """Return whether the values of a manifest are ones that ``tune`` writes. Adapters are folders beside it."""
-    model, temperature = manifest.settings.get("model"), manifest.settings.get("temperature")
-    is_settings = isinstance(model, str) and type(temperature) in (int, float) and 0 < temperature <= 10
+    is_settings = isinstance(manifest.settings.get("model"), str) and manifest.temperature > 0
     is_path = all(policy.path == adapter_name(policy.member) for policy in manifest.members)
     return is_settings and is_path and (manifest.base is not None or not manifest.members)
 
@@ -261,7 +266,7 @@ def load_policies(
     manifest = read_manifest(folder)
     _check_owner(folder, manifest, ensemble)
     assert manifest.base is not None  # noqa: S101 - there is a finished member
-    tuned_at = float(manifest.settings["temperature"])
+    tuned_at = manifest.temperature
     samplers: dict[int, Sampler]
     if remote and remote.base_url:
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
