@@ -164,18 +164,17 @@ def test_a_folder_with_unsupported_settings_needs_sentence_transformers(
 def test_missing_or_unknown_parts_need_sentence_transformers(bert_folder: Path, tmp_path: Path) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
     required = ("modules.json", "tokenizer.json", "model.safetensors")
-    for name in ("module", "weights", "broken", *required):
+    for name in ("module", "weights", *required):
         shutil.copytree(bert_folder, tmp_path / name)
     for name in required:
         (tmp_path / name / name).unlink()
-    (tmp_path / "broken" / "modules.json").write_text("[")
     modules = json.loads((bert_folder / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.base.modules.dense.Dense"
     (tmp_path / "module" / "modules.json").write_text(json.dumps(modules))
     weights = numpy.load_file(bert_folder / "model.safetensors")
     renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in weights.items()}
     numpy.save_file(renamed, tmp_path / "weights" / "model.safetensors", metadata={"format": "pt"})
-    for name in ("module", "weights", "broken", *required):
+    for name in ("module", "weights", *required):
         assert reader_of(tmp_path / name) is None, name
 
 

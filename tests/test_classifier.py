@@ -154,7 +154,7 @@ def test_the_head_is_the_last_linear_layer_outside_the_body(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_only_complete_reward_models_are_loaded(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"neither an ensemble\.json nor a config\.json"):
+    with pytest.raises(DataError, match=r"there is no config\.json in it; name a folder that pluralign fit wrote"):
         model_rewards(tmp_path, ITEMS)
     causal = write_llama(tmp_path / "causal", "CausalLM")
     with pytest.raises(DataError, match=r"it holds a LlamaForCausalLM, not a reward model; name a model saved as"):

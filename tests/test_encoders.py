@@ -151,15 +151,8 @@ def test_hashed_vectors_are_the_same_in_every_process() -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no config\.json in it; name a transformers model folder") as caught:
-        load_encoder(str(tmp_path))
-    assert str(tmp_path) in str(caught.value)
-
-
 def test_layers_and_pooling_belong_to_the_identity(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
-    (tmp_path / "model.safetensors").write_bytes(b"1234")
 
     def identity(**settings: Any) -> str:
         encoder: Any = load_encoder(str(tmp_path), **settings)
@@ -614,27 +607,6 @@ def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
     encoder: Any = load_encoder(str(bert_folder))
     yes, no = encoder.encode([("tea ? " * 40, "yes ."), ("tea ? " * 40, "no , never .")])
     assert np.abs(yes - no).max() > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [0, 100])
-def test_missing_or_cut_weights_are_named(llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int) -> None:
-    whole: Any = load_encoder(str(bert_folder), layers="last")
-    saved, transformer = tmp_path / "saved", importlib.import_module("sentence_transformers").SentenceTransformer
-    transformer(modules=list(whole.load_model())).save(str(saved), create_model_card=False)
-    for name, source in (("plain", bert_folder), ("decoder", llama_folder), ("sentence-transformers", saved)):
-        folder = tmp_path / name
-        shutil.copytree(source, folder)
-        weights = folder / "model.safetensors"
-        if kept:
-            weights.write_bytes(weights.read_bytes()[:kept])
-        else:
-            weights.unlink()
-        encoder: Any = load_encoder(str(folder))
-        with pytest.raises(DataError, match=r"it cannot be read .*; copy or download the model again") as caught:
-            encoder.encode(ITEMS)
-        assert str(folder) in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 # --- batches on several cores -----------------------------------------------------------------------------------------

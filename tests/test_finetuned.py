@@ -168,7 +168,7 @@ def test_changed_or_missing_files_raise_data_error(
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit"):
+    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the ensemble's folder"):
         RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
     shutil.rmtree(tmp_path / "town" / "backbone")
     with pytest.raises(DataError, match=r"there is no fine-tuned model in it"):

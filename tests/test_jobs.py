@@ -344,6 +344,13 @@ def test_a_shard_that_kills_every_worker_is_not_retried_for_ever(worker: Worker)
     assert attempt(worker, 0) == ""
 
 
+def test_a_damaged_result_of_an_interrupted_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_run(tmp_path / "features", monkeypatch)
+    parts(tmp_path / "features" / "vectors")[0].write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"part-00000\.parquet: it cannot be read .*; remove this file, and run"):
+        encode(VOTES, tmp_path / "features", **SMALL)
+
+
 def test_a_full_disk_and_a_damaged_shard_are_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -5,22 +5,27 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save, save_file
 from test_classifier import write_bert
+from tiny import write_backbone, write_sentence_encoder
 
+from pluralign.answering.policies import Adapters
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.learning.backbone.base import load_base
 from pluralign.learning.fit import fit
 from pluralign.text import loading
+from pluralign.text.causal import LocalModel
+from pluralign.text.encoders import encode, load_encoder
 from pluralign.text.features import TextFeatures
-from pluralign.text.loading import folder_identity, hub_source, model_folder, quiet_transformers
+from pluralign.text.loading import folder_identity, hub_source, load_model, model_folder, quiet_transformers
 from pluralign.votes.town_hall.town_hall import town_hall
 
 LLAMA_FILES = (
@@ -29,6 +34,9 @@ LLAMA_FILES = (
     "original/params.json", "original/tokenizer.model", "pytorch_model.bin", "consolidated.safetensors",
     "llama-Q4_K_M.gguf", "onnx/model.onnx", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "README.md",
 )  # fmt: skip
+
+EMPTY_WEIGHTS = save({})
+ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]
 
 
 # --- downloads --------------------------------------------------------------------------------------------------------
@@ -41,7 +49,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, cache: Path, *files: str) -> None:
     def download(_: str, *, ignore_patterns: list[str], **__: Any) -> str:
         for name in filtered(files, ignore_patterns=ignore_patterns):
             (cache / name).parent.mkdir(parents=True, exist_ok=True)
-            (cache / name).write_text("{}")
+            (cache / name).write_bytes(EMPTY_WEIGHTS if name.endswith("safetensors") else b"{}")
         return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
@@ -68,6 +76,158 @@ def test_no_safetensors_is_named(files: list[str], found: str, tmp_path: Path, m
     with pytest.raises(DataError) as caught:
         model_folder("my-org/my-model")
     assert str(caught.value).startswith(f"hf:my-org/my-model: it has no safetensors weights{found}; name another repos")
+
+
+# --- hostile and damaged folders: one sentence that names the file, before any library reads the folder ---------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence encoder and a language model, with Python files that leave a mark when they are imported."""
+    folder = tmp_path_factory.mktemp("sound")
+    for model in (write_sentence_encoder(folder / "encoder"), write_backbone(folder / "causal")):
+        (model / "evil.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
+    return folder
+
+
+def changed(path: Path, **values: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(known | values))
+
+
+def add_module(folder: Path, kind: str, path: str = "2_Other") -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*modules, {"idx": 2, "name": "2", "path": path, "type": kind}]))
+
+
+DOORS: dict[str, Callable[[Path], Any]] = {
+    "encoder": lambda folder: encode(ITEMS, load_encoder(str(folder)), cache=False),
+    "backbone": lambda folder: load_base(str(folder), 16, ITEMS),
+    "reward model": lambda folder: load_model(folder, "AutoModelForSequenceClassification"),
+    "generator": lambda folder: LocalModel(str(folder)).prepare(),
+    "policy": lambda folder: Adapters(str(folder)).load(None),
+}
+EVIL = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["evil.Evil", None]}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config.json", {"auto_map": EVIL}),
+        ("tokenizer_config.json", {"auto_map": EVIL, "tokenizer_class": "Evil"}),
+        ("tokenizer_config.json", {"tokenizer_class": "evil.Evil"}),
+        ("processor_config.json", {"image_processor": {"auto_map": EVIL}}),
+        ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}),
+        ("config.json", {"attn_implementation": "evil/kernel"}),
+        ("2_Dense/config.json", {"activation_function": "evil.Evil"}),
+        ("2_Router/router_config.json", {"types": {"query": "evil.Evil"}}),
+    ],
+    ids=str,
+)
+def test_a_model_folder_runs_no_code(sound: Path, tmp_path: Path, door: str, file: str, values: dict[str, Any]) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(sound / ("encoder" if door == "encoder" else "causal"), folder)
+    changed(folder / file, **values)
+    with pytest.raises(DataError, match=rf"{file}: its \w+ \(.*\) names code that is not part of a known library"):
+        DOORS[door](folder)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("evil.Evil", "2_Other"),
+        ("sentence_transformers.util.misc.import_from_string", "2_Other"),
+        ("sentence_transformers.models.Dense", "../elsewhere"),
+    ],
+)
+def test_modules_of_a_sentence_encoder_are_known_ones(sound: Path, tmp_path: Path, kind: str, path: str) -> None:
+    shutil.copytree(sound / "encoder", tmp_path / "model")
+    add_module(tmp_path / "model", kind, path)
+    with pytest.raises(DataError, match=r"modules\.json: its (type|path) \(.*\) names code"):
+        DOORS["encoder"](tmp_path / "model")
+    assert not (tmp_path / "model" / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"megatron_config": {"a": 1}, "megatron_core": "evil"}, "its megatron_config"),
+        ({"auto_mapping": {"parent_library": "evil", "base_model_class": "Evil"}}, "its parent_library"),
+        ({"peft_type": "XLORA"}, "its peft_type"),
+    ],
+)
+def test_adapters_are_plain_lora(sound: Path, tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
+    adapter = tmp_path / "adapter"
+    changed(adapter / "adapter_config.json", **{"peft_type": "LORA", "r": 2, **values})
+    with pytest.raises(DataError, match=sentence):
+        Adapters(str(sound / "causal")).load(adapter)
+    shutil.copytree(sound / "causal", tmp_path / "model")
+    shutil.copy(adapter / "adapter_config.json", tmp_path / "model")
+    changed(tmp_path / "model" / "adapter_config.json", peft_type="LORA", megatron_config=None, auto_mapping=None)
+    with pytest.raises(DataError, match="it holds an adapter, not a whole model"):
+        DOORS["generator"](tmp_path / "model")
+
+
+def pickled(weights: Path) -> None:
+    weights.rename(weights.with_name("pytorch_model.bin"))
+
+
+DAMAGES: list[tuple[str, str | bytes | Callable[[Path], Any], str]] = [
+    *[(name, "", rf"{name}: it is not a JSON object; copy") for name in ("config.json", "tokenizer.json")],
+    *[(name, "[3]", rf"{name}: it is not a JSON object; copy") for name in ("config.json", "tokenizer_config.json")],
+    ("config.json", '{"a":' * 100_000, r"config\.json: it is not a JSON object; copy"),
+    ("config.json", "{}", r"encoder: it cannot be loaded \(.*\); name a folder with config\.json"),
+    ("config.json", Path.unlink, r"encoder: there is no config\.json in it; name a transformers model"),
+    ("config.json", lambda path: changed(path, num_hidden_layers=0), r"config\.json gives 0 layers; copy"),
+    ("config.json", lambda path: changed(path, num_attention_heads=3), "it cannot encode these texts"),
+    ("modules.json", "{", r"modules\.json: it is not a JSON list; copy"),
+    ("modules.json", "[null]", r"encoder: it cannot be loaded"),
+    (
+        "modules.json",
+        lambda path: add_module(path.parent, "sentence_transformers.models.Nope"),
+        r"modules\.json: its type",
+    ),
+    ("1_Pooling/config.json", b"\xff", r"1_Pooling/config\.json: it is not a JSON object; copy"),
+    ("1_Pooling/config.json", Path.unlink, r"encoder: it cannot be loaded"),
+    ("tokenizer.json", "{}", r"encoder: it cannot be loaded \(.*\); name a folder with .*tokenizer\.json"),
+    ("tokenizer.json", Path.unlink, r"encoder: it cannot be loaded \(.*\); name a folder with .*tokenizer\.json"),
+    ("model.safetensors", b"", r"model\.safetensors: it is damaged \(.*\); copy or download"),
+    ("model.safetensors", lambda path: os.truncate(path, 3000), r"model\.safetensors: it is damaged \(.*\); copy"),
+    ("model.safetensors", Path.unlink, r"encoder: it cannot be loaded \(.*\); name a folder with .*safetensors"),
+    ("model.safetensors", pickled, r"encoder: it has no safetensors weights, only \.bin files; name another"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "sentence"), DAMAGES, ids=[f"{i} {one[0]}" for i, one in enumerate(DAMAGES)]
+)
+def test_a_damaged_encoder_is_one_sentence(sound: Path, tmp_path: Path, file: str, damage: Any, sentence: str) -> None:
+    shutil.copytree(sound / "encoder", tmp_path / "encoder")
+    path = tmp_path / "encoder" / file
+    if callable(damage):
+        damage(path)
+    else:
+        path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    with pytest.raises(DataError, match=sentence) as caught:
+        DOORS["encoder"](tmp_path / "encoder")
+    assert str(tmp_path / "encoder") in str(caught.value)
+
+
+def test_an_encoder_that_ignores_the_text_is_an_error_of_the_encoder(sound: Path, tmp_path: Path) -> None:
+    for name in ("no tokenizer", "no weights"):
+        shutil.copytree(sound / "encoder", tmp_path / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "no tokenizer" / name).unlink()
+    with pytest.raises(DataError, match=r"no tokenizer: its tokenizer has no vocabulary.*; copy the tokenizer's files"):
+        DOORS["encoder"](tmp_path / "no tokenizer")
+    weights = load_file(tmp_path / "no weights" / "model.safetensors")
+    zeros = {name: np.zeros_like(array) for name, array in weights.items()}
+    save_file(zeros, tmp_path / "no weights" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="gives 4 different responses the same vector"):
+        encode([("tea ?", text) for text in ("yes", "no", "never", "rum")], load_encoder(str(tmp_path / "no weights")))
 
 
 # --- quiet blocks -----------------------------------------------------------------------------------------------------
@@ -207,9 +367,6 @@ def test_a_snapshot_of_the_hub_has_a_repository_and_a_commit(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("encoder") / "tiny-bert")
-
-
-ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]
 
 
 @pytest.mark.slow

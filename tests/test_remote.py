@@ -643,6 +643,10 @@ def test_a_damaged_reply_is_an_error_and_odd_log_probabilities_are_ignored() -> 
     with pytest.raises(DataError, match="not JSON"):
         read_choice(b"<html>", ("A", "B"))
     odd: Any
-    for odd in (None, {"content": []}, {"content": [{"top_logprobs": [{"token": None}]}]}, "?"):
-        body = json.dumps({"choices": [{"message": {"content": "A"}, "logprobs": odd}]}).encode()
-        assert read_choice(body, ("A", "B")).prob == 1.0
+    huge = {"content": [{"top_logprobs": [{"token": "A", "logprob": 1e308}]}]}
+    for odd in (None, {"content": []}, {"content": [{"top_logprobs": [{"token": None}]}]}, "?", huge):
+        choices = [{"message": {"content": "A"}, "logprobs": odd}]
+        for count in ("x", [1], -5, 1e400, math.nan):
+            usage = {"prompt_tokens": count, "completion_tokens": 2}
+            choice = read_choice(json.dumps({"choices": choices, "usage": usage}).encode(), ("A", "B"))
+            assert (choice.prob, choice.tokens_in, choice.tokens_out) == (1.0, 0, 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from pluralign.text.store import SHARD_FORMAT, item_keys, read_features_file, sh
 from pluralign.votes.prompts import Item, Message, text_key
 
 HASHING = TextFeatures("hashing")
+HASHING_WIDTH = 1044
 TEXTS: list[Item] = [
     *((f"Prompt {n % 3}?", f"Answer {n} is {'short' if n % 2 else 'a little longer'}.") for n in range(10)),
     ((Message("user", "Tea?"), Message("assistant", "Why?")), "No."),
@@ -130,9 +132,25 @@ def test_the_description_survives_a_round_trip_through_json(folder: Path) -> Non
     assert from_json(store.FeaturesFile, described.to_json()) == described
 
 
-def test_the_error_names_a_missing_shard(folder: Path) -> None:
-    (folder / "vectors" / "part-00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"part-00001\.parquet: it is missing; copy the whole folder again"):
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"key": ["x"] * 5}, "it does not hold a key and"),
+        ({"vector": pa.nulls(5, pa.list_(pa.float32(), HASHING_WIDTH))}, "it does not hold a key and"),
+        ({"vector": pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1))}, "it does not hold a key and"),
+        ({"vector": pa.array([[np.nan] * HASHING_WIDTH] * 5, pa.list_(pa.float32(), HASHING_WIDTH))}, "finite numbers"),
+        (None, "it is missing; copy the whole folder again"),
+    ],
+    ids=["keys", "nulls", "width", "nan", "missing"],
+)
+def test_a_damaged_shard_is_named(folder: Path, columns: dict[str, Any] | None, problem: str) -> None:
+    path = folder / "vectors" / "part-00000.parquet"
+    table = pq.read_table(path)
+    path.unlink()
+    if columns:
+        whole = {name: table[name] for name in table.column_names} | columns
+        pq.write_table(pa.table(whole), path)
+    with pytest.raises(DataError, match=rf"part-00000\.parquet: .*{problem}"):
         stored_features(folder, TEXTS, HASHING)
 
 

@@ -451,12 +451,15 @@ def test_folders_without_finished_policies_are_rejected(policies: Path, tmp_path
     with pytest.raises(DataError, match=r"it has no manifest\.json; name a folder that pluralign tune wrote"):
         load_policies(tmp_path, TOWN)
     manifest = json.loads((policies / "manifest.json").read_text())
-    outside = [manifest["members"][0] | {"path": "../elsewhere"}, *manifest["members"][1:]]
+    elsewhere = [manifest | {"members": [manifest["members"][0] | {"path": path}]} for path in ("..", "", "member-9")]
     for content, words in (
         ({}, "pluralign tune did not write this file"),
         (manifest | {"members": []}, "no policy is finished; run pluralign tune again"),
         (manifest, "its adapters are missing"),
-        (manifest | {"members": outside}, "which tune does not write"),
+        *((other, "pluralign tune did not write this file") for other in elsewhere),
+        (manifest | {"base": None}, "pluralign tune did not write this file"),
+        (manifest | {"settings": manifest["settings"] | {"temperature": "x"}}, "pluralign tune did not write"),
+        (manifest | {"settings": {}}, "pluralign tune did not write this file"),
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(content))
         with pytest.raises(DataError, match=words):
@@ -469,7 +472,7 @@ def test_a_missing_adapter_is_left_to_the_base_and_a_damaged_one_is_named(polici
     tuned = load_policies(copy, TOWN)
     assert (sorted(tuned.samplers), tuned.missing) == ([0], (1,))
     (copy / "member-0" / "adapter_model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"member-0: peft cannot load the adapter .*; run pluralign tune again"):
+    with pytest.raises(DataError, match=r"member-0.adapter_model\.safetensors: it is damaged .*; copy or download"):
         load_policies(copy, TOWN).prepare()
 
 

@@ -9,15 +9,12 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias
 
 from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
@@ -29,6 +26,7 @@ from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
 from pluralign.text.options import SamplingOptions
 from pluralign.text.remote import ServerModel, language_model
+from pluralign.text.remote import as_completed as as_completed
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
@@ -137,8 +135,6 @@ def _read_stream(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure
         raise DataError(problem, file=name, remedy='write lines of {"prompt": "…"}')
     return prompts, bad.failures
 
-
-Key = TypeVar("Key", str, int)
 
 ROUNDS = 5
 """Maximum number of times that one prompt is sampled, if responses repeat each other."""
@@ -394,46 +390,3 @@ def _sort_lines(lines: JsonLines, written: Sequence[str], wanted: Sequence[str])
     rows = list(lines.rows())
     if len(rows) == len(places):  # not if the file holds a prompt twice, as two joined files do
         lines.replace(rows[i] for i in sorted(range(len(rows)), key=places.__getitem__))
-
-
-def as_completed(
-    work: Callable[[Key], Sampled], keys: Sequence[Key], concurrency: int
-) -> Generator[tuple[Key, Sampled | DataError]]:
-    """Yield each key with the result of ``work``, or with its ``DataError``. Any other error is raised.
-
-    The threads are daemons, and start nothing new after Ctrl-C or an error, so that nobody waits for a slow server.
-    """
-    if concurrency == 1:
-        for key in keys:
-            try:
-                yield key, work(key)
-            except DataError as error:
-                yield key, error
-        return
-    waiting = deque(keys)
-    results: SimpleQueue[tuple[Key, Sampled | Exception]] = SimpleQueue()
-
-    def run() -> None:
-        with suppress(IndexError):  # nothing is left
-            while True:
-                key = waiting.popleft()
-                results.put((key, outcome_of(key)))
-
-    def outcome_of(key: Key) -> Sampled | Exception:
-        try:
-            return work(key)
-        except Exception as error:
-            if not isinstance(error, DataError):  # raised in the thread that reads the results, which may be late
-                waiting.clear()
-            return error
-
-    for _ in range(min(concurrency, len(keys))):
-        threading.Thread(target=run, daemon=True).start()
-    try:
-        for _ in keys:
-            key, outcome = results.get()
-            if isinstance(outcome, Exception) and not isinstance(outcome, DataError):
-                raise outcome
-            yield key, outcome
-    finally:
-        waiting.clear()

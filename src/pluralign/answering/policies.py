@@ -20,19 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from pluralign.answering.generate import Sampler
 from pluralign.answering.options import TuneOptions
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
-from pluralign.core.text import one_line
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
 from pluralign.text.causal import Completion, LocalModel
-from pluralign.text.loading import model_folder, quiet_transformers
+from pluralign.text.loading import check_model, errors_of, model_folder, quiet_transformers
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import ServerModel
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -127,6 +124,12 @@ class Manifest:
     serving: Serving | None = None
     pluralign: str = __version__
 
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of the tuning; 0 if the settings have none that is possible."""
+        value = self.settings.get("temperature")
+        return float(value) if isinstance(value, int | float) and 0 < value <= 10 else 0.0
+
     def with_member(self, policy: TunedPolicy, lora_rank: int) -> "Manifest":
         """Return the manifest with one more finished member."""
         assert self.base is not None  # noqa: S101 - the base is sampled before any member is tuned
@@ -177,10 +180,24 @@ def read_manifest(folder: Path) -> Manifest:
             f"it has no {MANIFEST_FILE}", file=str(folder), remedy="name a folder that pluralign tune wrote"
         )
     try:
-        return from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        problem = "pluralign tune did not write this file"
-        raise DataError(problem, file=str(path), remedy="name another folder") from None
+        manifest = from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
+        if _is_of_tune(manifest):
+            return manifest
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        pass
+    raise DataError("pluralign tune did not write this file", file=str(path), remedy="name another folder")
+
+
+def _is_of_tune(manifest: Manifest) -> bool:
+    """Return whether the values of a manifest are ones that ``tune`` writes. Adapters are folders beside it."""
+    is_settings = isinstance(manifest.settings.get("model"), str) and manifest.temperature > 0
+    is_path = all(policy.path == adapter_name(policy.member) for policy in manifest.members)
+    return is_settings and is_path and (manifest.base is not None or not manifest.members)
+
+
+def adapter_name(member: int) -> str:
+    """Return the name of a member's adapter, which is also the name of its folder."""
+    return f"member-{member}"
 
 
 def run_settings(
@@ -249,7 +266,7 @@ def load_policies(
     manifest = read_manifest(folder)
     _check_owner(folder, manifest, ensemble)
     assert manifest.base is not None  # noqa: S101 - there is a finished member
-    tuned_at = float(manifest.settings["temperature"] or 1.0)
+    tuned_at = manifest.temperature
     samplers: dict[int, Sampler]
     if remote and remote.base_url:
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
@@ -275,9 +292,8 @@ def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> 
     elif manifest.settings.get("ensemble") != ensemble.identity:
         problem = "its policies were tuned to another ensemble"
         remedy = f"name the folder that was tuned to this ensemble, or {remedy}"
-    for policy in manifest.members:
-        if not 0 <= policy.member < ensemble.k or policy.path != Path(policy.path).name:
-            problem = problem or f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
+    elif not all(0 <= policy.member < ensemble.k for policy in manifest.members):
+        problem = "it names members that the ensemble does not have"
     if problem:
         raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy=remedy)
 
@@ -321,16 +337,13 @@ class Adapters:
             peft: Any = importlib.import_module("peft")
         except ImportError:
             raise MissingExtraError("peft", "finetune", "tuned policies") from None
-        try:
-            with quiet_transformers():
-                if self._adapted is None:
-                    self._adapted = peft.PeftModel.from_pretrained(self.base.model, path, adapter_name=path.name)
-                else:
-                    self._adapted.load_adapter(path, adapter_name=path.name)
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-            raise DataError(
-                f"peft cannot load the adapter ({one_line(error)})", file=str(path), remedy="run pluralign tune again"
-            ) from None
+        base = self.base.model
+        check_model(path, adapter=True)
+        with errors_of(path, "peft cannot load the adapter", "run pluralign tune again"), quiet_transformers():
+            if self._adapted is None:
+                self._adapted = peft.PeftModel.from_pretrained(base, path, adapter_name=path.name)
+            else:
+                self._adapted.load_adapter(path, adapter_name=path.name)
         self._adapted.eval()
 
     @contextmanager

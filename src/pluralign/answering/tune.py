@@ -308,7 +308,7 @@ def _tune_member(member: int, name: str, run: Run) -> policies.TunedPolicy:
     log_prob, base_log_prob = adapters.log_probs(policy, run.held_out, after, options)
     rewards, before = run.rewards(run.held_out, after), run.base[len(run.train) :]
     own_before, own_after = run.held_out_rewards[..., member], rewards[..., member]
-    path = f"member-{member}"
+    path = policies.adapter_name(member)
     adapters.save_adapter(adapted, policies.served_name(policy.name), run.output / path)
     JsonLines(run.output / SAMPLES_FOLDER / f"{path}.jsonl").replace(
         {

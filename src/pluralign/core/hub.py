@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.text import one_line
+from pluralign.core.text import one_line, printable
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 """Pattern of a repository id, OWNER/NAME."""
@@ -83,13 +83,15 @@ def upload_model(folder: Path, name: str, *, private: bool = True, kept: bool = 
 
 
 def hub_reason(error: Exception) -> str:
-    """Return the error message of the hub on one line.
+    """Return the error message of the hub on one line, without the token and without control characters.
 
     Example:
-        >>> hub_reason(ConnectionError("no route\\n to host"))
+        >>> hub_reason(ConnectionError("no route\\n to \\x1bhost"))
         'ConnectionError: no route to host'
     """
-    return f"{type(error).__name__}: {one_line(error)}"
+    token = _hub("reading an error of the hub").get_token()
+    message = str(error).replace(token, "[token]") if token else str(error)
+    return f"{type(error).__name__}: {printable(one_line(message))}"
 
 
 def _hub(purpose: str) -> Any:

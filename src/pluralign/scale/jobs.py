@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.options import show_options, with_changes
+from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -278,11 +280,15 @@ def _check_settings(job: Job, stored: Mapping[str, Any]) -> None:
 def _numbers(results: Path, n_shards: int) -> dict[str, int]:
     """Return the numbers in the footers of the result files: rows, shards, and the length of their vectors, if any."""
     numbers = {"rows": 0, "shards": n_shards}
-    for number in range(n_shards):
-        with pq.ParquetFile(results / shard_name(number)) as file:
-            numbers["rows"] += file.metadata.num_rows
-            if file.metadata.num_rows and "vector" in file.schema_arrow.names:
-                numbers["dimension"] = file.schema_arrow.field("vector").type.list_size
+    for path in (results / shard_name(number) for number in range(n_shards)):
+        try:
+            rows, schema = pq.read_metadata(path).num_rows, pq.read_schema(path)
+        except (OSError, pa.ArrowException) as error:
+            remedy = "remove this file, and run the same command again"
+            raise DataError(f"it cannot be read ({one_line(error)})", file=str(path), remedy=remedy) from None
+        numbers["rows"] += rows
+        if rows and "vector" in schema.names:
+            numbers["dimension"] = schema.field("vector").type.list_size
     return numbers
 
 

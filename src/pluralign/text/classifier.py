@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.text.loading import Tokens, context_length, in_batches, load_model, padded, without_adapter
+from pluralign.text.loading import Tokens, context_length, in_batches, load_model, padded, read_config, without_adapter
 from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
 
 # --- Chat texts that are too long: the contents of messages are shortened before the chat template is applied.
@@ -97,11 +97,7 @@ def reward_model_config(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: the folder holds another kind of model; transformers would give it a head of random weights.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        remedy = "name a folder that pluralign fit wrote, or a transformers reward model"
-        raise DataError("there is neither an ensemble.json nor a config.json in it", file=str(folder), remedy=remedy)
-    config = dict(json.loads(path.read_text(encoding="utf-8")))
+    config = read_config(folder, "name a folder that pluralign fit wrote, or a transformers reward model")
     names = config.get("architectures") or ["model without a named architecture"]
     if not any(str(name).endswith("ForSequenceClassification") for name in names):
         remedy = "name a model saved as …ForSequenceClassification"

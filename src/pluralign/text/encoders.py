@@ -240,8 +240,7 @@ def load_encoder(
             raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
         return None if name == "none" else HashingEncoder(int(dimension))
     folder = model_folder(name, revision)
-    title = name if name in BUNDLED else folder.name
-    chosen = choose_layers(layers, read_config(folder), title, own=is_sentence_encoder(folder))
+    chosen = choose_layers(layers, read_config(folder), name, own=is_sentence_encoder(folder))
     half = choose_precision(precision) == "bfloat16"
     sha256 = MINILM_SHA256 if name == "minilm" else ""
     model = f"minilm-{sha256[:16]}" if sha256 else name if name in BUNDLED else folder_identity(folder)

@@ -31,6 +31,7 @@ from pluralign.votes.prompts import Item
 BACKBONE_FOLDER = "backbone"
 KIND = "backbone"
 """Kind of these features in an ensemble's JSON."""
+SAVED_AGAIN = "copy the ensemble's folder again, or fit again"
 KEEP_BYTES = 8_000_000_000
 """Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
 
@@ -178,7 +179,8 @@ class _Models:
             _check_files(folder, identity, self.features)
             if self.features.lora and self.loaded:
                 model, tokenizer = next(iter(self.loaded.values()))
-                model.load_adapter(folder, adapter_name=folder.name)
+                with loading.loading(folder, SAVED_AGAIN, adapter=True):
+                    model.load_adapter(folder, adapter_name=folder.name)
                 self.loaded[folder] = model, tokenizer
             else:
                 if not self._all_fit():
@@ -227,11 +229,11 @@ def load_finetuned(
     """
     adapted = (folder / "adapter_config.json").is_file()
     source = loading.model_folder(features.base, features.revision) if adapted else folder
-    with loading.loading(folder, "copy the ensemble's folder again, or fit again") as transformers:
+    with loading.loading(folder, SAVED_AGAIN, adapter=adapted) as transformers:
         if precision == "bfloat16" and loading.device_name() == "cpu":
             loading.check_cpu_bfloat16()
         load = transformers.AutoModelForSequenceClassification.from_pretrained
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = loading.load_tokenizer(transformers, folder)
         outputs = features.outputs if features.method == "joint" else 1
         config = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -244,7 +246,6 @@ def load_finetuned(
             import peft
 
             model = peft.PeftModel.from_pretrained(model, folder, adapter_name=folder.name)
-    tokenizer.truncation_side = "left"
     return model.to(loading.device_name()).eval(), tokenizer
 
 
@@ -263,11 +264,10 @@ def _read_head(model: Any, folder: Path) -> None:
 def head_weights(features: FinetunedFeatures) -> FloatArray:
     """Return the weights of the trained head of a joint model, ``(outputs, hidden)``. Loads no other weights."""
     import torch
-    import transformers
 
     (folder,) = model_folders(features)
     source = loading.model_folder(features.base, features.revision) if features.lora else folder
-    with loading.quiet_transformers(), torch.device("meta"):
+    with loading.loading(folder, SAVED_AGAIN, adapter=features.lora) as transformers, torch.device("meta"):
         config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
         classifier: Any = transformers.AutoModelForSequenceClassification
         name, _ = classifier_head(classifier.from_config(config))
@@ -283,7 +283,7 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
 
 
 def _check_files(folder: Path, identity: str, features: FinetunedFeatures) -> None:
-    remedy = "copy the folder again, or fit again"
+    remedy = SAVED_AGAIN
     if not (folder / ("adapter_config.json" if features.lora else "config.json")).is_file():
         raise DataError("there is no fine-tuned model in it", file=str(folder), remedy=remedy)
     if model_identity(folder, features) != identity:

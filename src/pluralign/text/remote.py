@@ -12,8 +12,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.text import one_line
@@ -48,6 +51,8 @@ _REJECTIONS = {
     "n": r"(?<!\\)\bn\b|multiple|only one",
 }
 """Patterns of error messages, by the setting that the server rejects."""
+Key = TypeVar("Key", str, int)
+Result = TypeVar("Result")
 _ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
 
 
@@ -285,10 +290,10 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
     text = read_choices(body, clean)[0].text
     reply = json.loads(body)
     usage = reply.get("usage") if isinstance(reply.get("usage"), Mapping) else {}
-    read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+    read, written = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     try:
         likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        tokens = [(one["token"].strip(), math.exp(one["logprob"])) for one in likeliest]
+        tokens = [(one["token"].strip(), math.exp(min(one["logprob"], 0.0))) for one in likeliest]
         mass = [sum(prob for token, prob in tokens if token == letter) for letter in letters]
         if sum(mass) > 0:
             return Choice(mass[0] / sum(mass), read, written)
@@ -296,6 +301,11 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
         pass
     found = re.search(rf"\b({'|'.join(letters)})\b", text)
     return Choice(math.nan if found is None else float(found[1] == letters[0]), read, written)
+
+
+def _count(value: object) -> int:
+    """Return a number of tokens that a server reports; 0 if it is not a plausible one."""
+    return value if isinstance(value, int) and 0 <= value < MAX_BYTES else 0
 
 
 def _openai(options: RemoteOptions) -> Any:
@@ -326,3 +336,49 @@ def _limit_body(seconds: float) -> Callable[[Any], None]:
         response.iter_bytes = limited
 
     return limit
+
+
+# --- Several prompts at a time.
+
+
+def as_completed(
+    work: Callable[[Key], Result], keys: Sequence[Key], concurrency: int
+) -> Generator[tuple[Key, Result | DataError]]:
+    """Yield each key with the result of ``work``, or with its ``DataError``. Any other error is raised.
+
+    The threads are daemons, and start nothing new after Ctrl-C or an error, so that nobody waits for a slow server.
+    """
+    if concurrency == 1:
+        for key in keys:
+            try:
+                yield key, work(key)
+            except DataError as error:
+                yield key, error
+        return
+    waiting = deque(keys)
+    results: SimpleQueue[tuple[Key, Result | Exception]] = SimpleQueue()
+
+    def run() -> None:
+        with suppress(IndexError):  # nothing is left
+            while True:
+                key = waiting.popleft()
+                results.put((key, outcome_of(key)))
+
+    def outcome_of(key: Key) -> Result | Exception:
+        try:
+            return work(key)
+        except Exception as error:
+            if not isinstance(error, DataError):  # raised in the thread that reads the results, which may be late
+                waiting.clear()
+            return error
+
+    for _ in range(min(concurrency, len(keys))):
+        threading.Thread(target=run, daemon=True).start()
+    try:
+        for _ in keys:
+            key, outcome = results.get()
+            if isinstance(outcome, Exception) and not isinstance(outcome, DataError):
+                raise outcome
+            yield key, outcome
+    finally:
+        waiting.clear()

