@@ -20,9 +20,9 @@ from pluralign.theory.kendall import (
     near_copies,
     near_opposites,
     vote_agreement,
-    weight_on_tops,
     weighted_off_diagonal,
 )
+from pluralign.theory.social_choice import first_choices
 
 Rewards = npt.NDArray[np.float64]
 TIED = arrays(np.float64, st.tuples(st.integers(2, 12), st.integers(1, 4)), elements=st.integers(-3, 3).map(float))
@@ -106,11 +106,6 @@ def test_near_copies_and_opposites_start_at_the_threshold_and_are_sorted() -> No
     assert near_copies(np.where(tau > 0.9, np.nan, tau)) == [(0, 1)]
 
 
-def test_weight_goes_to_top_choices_and_ties_split_it() -> None:
-    rewards = [[1.0, 5.0], [1.0, 2.0], [0.0, 1.0]]
-    np.testing.assert_allclose(weight_on_tops(rewards, [0.6, 0.4]), [0.7, 0.3, 0.0])
-
-
 def test_expected_distinct_choices_match_a_simulation() -> None:
     draws = np.random.default_rng(0).integers(7, size=(20_000, 4))
     simulated = np.mean([len(set(row)) for row in draws.tolist()])
@@ -154,5 +149,5 @@ def test_two_perfectly_calibrated_ensembles_can_have_opposite_members() -> None:
     np.testing.assert_array_equal(ensemble_prob(votes, half), ensemble_prob(others, half))
     matrix = vote_agreement(votes, others)
     np.testing.assert_array_equal(matrix, np.full((2, 2), 0.5))  # each agrees with each as often as a coin
-    np.testing.assert_array_equal(weight_on_tops(first, half), [0.5, 0, 0, 0.5])  # no first choice in common
-    np.testing.assert_array_equal(weight_on_tops(second, half), [0, 0.5, 0.5, 0])
+    np.testing.assert_array_equal(first_choices(first, half), [0.5, 0, 0, 0.5])  # no first choice in common
+    np.testing.assert_array_equal(first_choices(second, half), [0, 0.5, 0.5, 0])
