@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from test_classifier import write_llama
 from tiny import word_tokenizer
 
-from pluralign import RewardEnsemble, fit
+from pluralign import RewardEnsemble, fit, town_hall
 from pluralign import encode as encode_votes
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
@@ -40,7 +40,6 @@ from pluralign.text.options import EncodeOptions, choose_layers, layers_text, pa
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt, chat_messages, plain_text, text_key
-from pluralign.votes.town_hall.town_hall import town_hall
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
 

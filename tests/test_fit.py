@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import FitOptions, RewardEnsemble, evaluate, fit
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, FitOptions, RewardEnsemble, UsageError, evaluate, fit, town_hall
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.learning import joint
 from pluralign.learning.options import APPLIES, FinetuneOptions, check_applies
@@ -25,7 +24,6 @@ from pluralign.learning.task import FitWatcher
 from pluralign.text import encoders
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
-from pluralign.votes.town_hall.town_hall import town_hall
 
 # Keys that scripts rely on. The command line adds `weights`.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}

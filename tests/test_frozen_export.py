@@ -17,8 +17,7 @@ from conftest import run
 from test_classifier import write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble, write_adapter
 
-from pluralign import RewardEnsemble, evaluate, export, town_hall
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, evaluate, export, town_hall
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing import export as frozen_export

@@ -17,12 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import WriteLines, run, wide
 
-from pluralign import fit, town_hall
+from pluralign import RewardEnsemble, encode, fit, score, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.scale import jobs, shards
 from pluralign.scale import ray as ray_engine
-from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import Transform, Worker
 from pluralign.text import encoders
