@@ -21,15 +21,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
 from pluralign.core.files import cache_folder
 from pluralign.core.types import Progress
-from pluralign.text.loading import (
-    BUNDLED,
-    MINILM_SHA256,
-    choose_precision,
-    folder_identity,
-    is_sentence_encoder,
-    model_folder,
-    read_config,
-)
+from pluralign.text import loading
 from pluralign.text.options import AUTO, Pooling, Precision, choose_layers, layers_text, parse_layers
 from pluralign.text.surface import hashed_words, surface_features
 from pluralign.text.transformer import ModelEncoder
@@ -239,10 +231,10 @@ def load_encoder(
         if not (dimension.isdecimal() and int(dimension) > 0):
             raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
         return None if name == "none" else HashingEncoder(int(dimension))
-    folder = model_folder(name, revision)
-    chosen = choose_layers(layers, read_config(folder), name, own=is_sentence_encoder(folder))
-    half = choose_precision(precision) == "bfloat16"
-    sha256 = MINILM_SHA256 if name == "minilm" else ""
-    model = f"minilm-{sha256[:16]}" if sha256 else name if name in BUNDLED else folder_identity(folder)
+    folder = loading.model_folder(name, revision)
+    chosen = choose_layers(layers, loading.read_config(folder), name, own=loading.is_sentence_encoder(folder))
+    half = loading.choose_precision(precision) == "bfloat16"
+    sha256 = loading.MINILM_SHA256 if name == "minilm" else ""
+    model = f"minilm-{sha256[:16]}" if sha256 else name if name in loading.BUNDLED else loading.folder_identity(folder)
     identity = f"{model}/layers {layers_text(chosen)}/{pooling}{'/bfloat16' if half else ''}"
     return ModelEncoder(folder, identity, chosen, pooling, sha256, half)

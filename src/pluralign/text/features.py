@@ -10,7 +10,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import link_folder
 from pluralign.core.hub import HUB_ID
-from pluralign.core.json_values import from_json
+from pluralign.core.json_values import JsonObject, from_json
 from pluralign.core.types import Progress
 from pluralign.text.encoders import Encoder, encode, load_encoder
 from pluralign.text.loading import BUNDLED, MINILM_HUB_ID, hub_source
@@ -99,7 +99,7 @@ class TextFeatures:
             link_folder(Path(self.encoder), folder / name)
         return replace(self, encoder=str(folder / name))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return these features as an ensemble's JSON holds them."""
         absent = [name for name in ("hub_id", "revision", "own") if not getattr(self, name)]
         own = {"encoder": Path(self.encoder).name} if self.own else {}

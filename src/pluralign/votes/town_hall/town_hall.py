@@ -20,24 +20,8 @@ from pluralign.core.errors import UsageError
 from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.options import Loaded
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.population import (
-    CAMPS,
-    FEATURES,
-    Stream,
-    check_at_least,
-    draw_population,
-    features_of,
-    random_stream,
-)
-from pluralign.votes.town_hall.writing import (
-    N_DRAWS,
-    PROSE,
-    Attributes,
-    load_issues,
-    load_words,
-    write_prompt,
-    write_response,
-)
+from pluralign.votes.town_hall import population, writing
+from pluralign.votes.town_hall.population import Stream, check_at_least, draw_population, features_of, random_stream
 
 # Probability of each level of an attribute, in the order of ``Attributes``.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
@@ -80,8 +64,8 @@ class TownHall:
     """Camp of each annotator, ``(n_annotators,)``, an index into ``camp_names``."""
     people: IntArray | None = None
     """Annotator behind each person of ``preferences.judgments``, ``(n_persons,)``, if people rank."""
-    feature_names: tuple[str, ...] = FEATURES
-    camp_names: tuple[str, ...] = CAMPS
+    feature_names: tuple[str, ...] = population.FEATURES
+    camp_names: tuple[str, ...] = population.CAMPS
 
     def annotator_rewards(self, annotators: npt.ArrayLike) -> FloatArray:
         """Return the true rewards of the given annotators for every response, ``(n_items, n_chosen)``."""
@@ -132,7 +116,6 @@ def town_hall(
     n_annotators: int = 1000,
     n_responses_per_prompt: int | None = None,
     pairs_per_prompt: int | None = None,
-    population_seed: int = 0,
     rankings: bool = False,
 ) -> TownHall:
     """Draw prompts, responses, pairs and votes from a population with known tastes.
@@ -148,7 +131,6 @@ def town_hall(
         n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped. By default 6, or
             5 if people rank.
         pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer or people rank.
-        population_seed: random seed of the people.
         rankings: for each prompt ``votes_per_pair`` people are drawn, and each ranks all its responses. The counts are
             sums over these people, so pairs of a prompt are not independent.
 
@@ -176,7 +158,7 @@ def town_hall(
         raise UsageError(
             f"pairs_per_prompt must be at most {most}, not {pairs_per_prompt}: use more responses per prompt."
         )
-    camps, tastes = draw_population(n_annotators, population_seed)
+    camps, tastes = draw_population(n_annotators)
     n_prompts = -(-n_pairs // pairs_per_prompt)
     topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
     attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
@@ -203,13 +185,13 @@ def town_hall(
     else:
         n_votes = random.integers(low, high + 1, size=n_pairs)
         votes_a = random.binomial(n_votes, prob)
-    prompts = [write_prompt(*topic) for topic in topics.tolist()]
+    prompts = [writing.write_prompt(*topic) for topic in topics.tolist()]
     responses = _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING))
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
-    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
-    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT, 0):
+    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt)
+    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT):
         preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps, people)
 
@@ -236,15 +218,15 @@ def _rank(features: FloatArray, n_items: IntArray, tastes: FloatArray, n_people:
 
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
-    words = load_words()
-    n_places = np.array([len(words.places_of[issue.kind]) for issue in load_issues()])
+    words = writing.load_words()
+    n_places = np.array([len(words.places_of[issue.kind]) for issue in writing.load_issues()])
     n_towns, n_questions = len(words.towns), len(words.questions)
     n_distinct = n_towns * n_questions * n_places
-    most = len(load_issues()) * int(n_distinct.min())
+    most = len(writing.load_issues()) * int(n_distinct.min())
     if n_prompts > most:
         raise UsageError(f"at most {most:,} distinct prompts exist, not {n_prompts:,}: use more pairs per prompt.")
-    rounds = -(-n_prompts // len(load_issues()))
-    issue = random.permuted(np.tile(np.arange(len(load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
+    rounds = -(-n_prompts // len(writing.load_issues()))
+    issue = random.permuted(np.tile(np.arange(len(writing.load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
     code = np.empty(n_prompts, dtype=np.int64)
     for index, size in enumerate(n_distinct.tolist()):
         rows = np.flatnonzero(issue == index)
@@ -256,7 +238,7 @@ def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
 
 def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:
     """Draw attribute levels, ``(n_prompts, n_responses, n_attributes)``, distinct within each prompt."""
-    stance, length, structure = (Attributes._fields.index(name) for name in ("stance", "length", "structure"))
+    stance, length, structure = (writing.Attributes._fields.index(name) for name in ("stance", "length", "structure"))
     sizes = [len(shares) for shares in LEVEL_SHARES]
     leaning = random.integers(0, 2, size=n_prompts)  # 0: for, 1: against
 
@@ -264,7 +246,7 @@ def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generat
         levels = np.stack([random.choice(len(p), size=len(prompt), p=p) for p in LEVEL_SHARES], axis=1)
         leans = random.random(len(prompt)) < LEANING_SHARE
         levels[:, stance] = np.where(leans, leaning[prompt], levels[:, stance])
-        levels[levels[:, length] == 0, structure] = PROSE  # one sentence cannot be a list
+        levels[levels[:, length] == 0, structure] = writing.PROSE  # one sentence cannot be a list
         return levels
 
     prompt = np.repeat(np.arange(n_prompts), n_responses)
@@ -304,11 +286,12 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
     texts: dict[str, None] = {}
     for start in range(0, len(topics), 8192):
         rows = slice(start, start + 8192)
-        draws = random.integers(0, 2**16, size=(len(topics[rows]), N_DRAWS), dtype=np.uint16)
+        draws = random.integers(0, 2**16, size=(len(topics[rows]), writing.N_DRAWS), dtype=np.uint16)
         for topic, levels, row in zip(topics[rows].tolist(), attributes[rows].tolist(), draws.tolist(), strict=True):
             issue, town, place, *_ = topic
-            for turns in range(N_DRAWS):
-                text = write_response(issue, town, place, Attributes(*levels), row[turns:] + row[:turns])
+            for turns in range(writing.N_DRAWS):
+                choices = row[turns:] + row[:turns]
+                text = writing.write_response(issue, town, place, writing.Attributes(*levels), choices)
                 if text not in texts:
                     texts[text] = None
                     break
