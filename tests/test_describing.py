@@ -19,7 +19,7 @@ from pluralign.measuring import cards
 from pluralign.measuring.views import split_prompts
 from pluralign.text.judge import JudgeUsage
 from pluralign.theory.intervals import Interval
-from pluralign.votes.town_hall.population import TASTES
+from pluralign.votes.town_hall.town_hall import TASTES
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 

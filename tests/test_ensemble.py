@@ -16,7 +16,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.folder import sealed
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

@@ -25,7 +25,7 @@ from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.learning.measure import Predictor, reward_predictor
 from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, policy_level, reference_log_ratio
 from pluralign.measuring.predictors import load_predictor
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

@@ -22,7 +22,7 @@ from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing import export as frozen_export
 from pluralign.publishing.standalone.reward_model import RewardModel
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt

@@ -21,8 +21,7 @@ from pluralign.answering.policies import Adapters
 from pluralign.learning.backbone.base import load_base
 from pluralign.text import loading
 from pluralign.text.causal import LocalModel
-from pluralign.text.encoders import encode, load_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, encode, load_encoder
 from pluralign.text.loading import folder_identity, hub_source, load_model, model_folder, quiet_transformers
 
 LLAMA_FILES = (

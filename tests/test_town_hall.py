@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.votes.town_hall.population import FEATURES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import FEATURES, TASTES, TownHall, town_hall
 from pluralign.votes.town_hall.writing import Attributes, load_issues
 
 

@@ -26,8 +26,7 @@ from pluralign.learning.trained_pooling import NETWORKS, AttentionNetworks, Froz
 from pluralign.publishing.export import describe_reader, export
 from pluralign.publishing.standalone import reward_model
 from pluralign.text import bert
-from pluralign.text.encoders import load_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, load_encoder
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attention
 from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.surface import NAMES

@@ -37,7 +37,7 @@ from pluralign.cli.render.answers import tuning_page
 from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.causal import LocalModel
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES
 from pluralign.votes.prompts import Message
 

@@ -20,7 +20,7 @@ from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
 from pluralign.learning.backbone.train import StepCallback
 from pluralign.learning.task import FitWatcher
 from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

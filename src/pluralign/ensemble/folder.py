@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import LARGEST, JsonObject, from_json
-from pluralign.text.features import ENCODER_FOLDER
+from pluralign.text.encoders import ENCODER_FOLDER
 from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
 
 ENSEMBLE_FILE = "ensemble.json"

@@ -27,7 +27,7 @@ from pluralign.measuring.pruning import Pruning, prune
 from pluralign.measuring.rankings import RankingResult, Tournament, rankings
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.publishing.tables import Table, number, pruning_table
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes

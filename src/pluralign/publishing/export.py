@@ -32,8 +32,7 @@ from pluralign.measuring.cards import member_name, member_profiles
 from pluralign.publishing.card import Kind, ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.text import classifier, loading
-from pluralign.text.encoders import HashingEncoder
-from pluralign.text.features import ENCODER_FOLDER, TextFeatures
+from pluralign.text.encoders import ENCODER_FOLDER, HashingEncoder, TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory.intervals import ENOUGH_CLUSTERS

@@ -25,7 +25,7 @@ from pluralign.text import loading
 from pluralign.text.classifier import TRUNCATION, classifier_head, classifier_rewards, remove_head, use_float32_head
 from pluralign.text.encoders import encode
 from pluralign.text.options import ChosenPrecision
-from pluralign.votes.items import ItemsLike, as_items
+from pluralign.votes.load import ItemsLike, as_items
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"

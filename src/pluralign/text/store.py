@@ -21,8 +21,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.core.json_values import JsonObject, from_json
 from pluralign.core.text import one_line
-from pluralign.text.encoders import vector_key
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, vector_key
 from pluralign.text.options import Pooling, Precision
 from pluralign.votes.prompts import Item, text_key
 

@@ -12,7 +12,17 @@ from pluralign.answering.generate import Generation
 from pluralign.answering.slate import Distilled, SlateEntry
 from pluralign.answering.steering import Steering
 from pluralign.answering.tune import Tuning
-from pluralign.cli.render import results
+from pluralign.cli.render.results import (
+    BAR_WIDTH,
+    TEXT_LENGTH,
+    command_line,
+    counted_notes,
+    dim,
+    draw,
+    heading,
+    text_panel,
+    visible,
+)
 from pluralign.core.text import shortened
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.publishing.tables import Table, number
@@ -31,9 +41,9 @@ def answer_page(
         prompts: number of prompts that the cards were measured on.
     """
     cards = {profile.member: profile for profile in profiles}
-    yield results.heading(f"“{prompt}”")
+    yield heading(f"“{prompt}”")
     for note in answer.notes:
-        yield results.dim(f"· {note}")
+        yield dim(f"· {note}")
     if answer.steering:
         yield from _steering(answer.steering)
     for entry in answer.answers:
@@ -47,12 +57,12 @@ def answer_page(
             f"{found.mean_support:.0%} to an average rival; it is the favourite of {found.favourite_of:.0%}.\n\n"
         )
         note = f"{found.note}\n" if found.note else ""
-        yield results.text_panel(Text.assemble(note, (support, "dim"), found.text), "consensus")
+        yield text_panel(Text.assemble(note, (support, "dim"), found.text), "consensus")
     if answer.distilled:
         yield _statement_panel(answer.distilled)
     shown = {j for entry in answer.answers for j in entry.members}
     if any(j in cards and not cards[j].named for j in shown):
-        yield results.dim(unnamed_reason(profiles, prompts))
+        yield dim(unnamed_reason(profiles, prompts))
 
 
 def _steering(found: Steering) -> Iterator[RenderableType]:
@@ -69,24 +79,24 @@ def _steering(found: Steering) -> Iterator[RenderableType]:
         shares = [(*row, max(0.0, 1 - sum(row))) for row in found.path]
         rows = [[str(count), *(number(value, 2) for value in row)] for count, row in enumerate(shares)]
         columns = ("choices", *map(str, range(len(found.path[0]))), "none")
-        yield results.draw(Table("Probability of each member, by number of your choices", columns, rows))
+        yield draw(Table("Probability of each member, by number of your choices", columns, rows))
     if found.ask:
         pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
-        yield results.text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
+        yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
 
 
 def _entry_panel(entry: SlateEntry, answer: Answer, cards: Mapping[int, Profile]) -> Panel:
     if entry.member is None:
-        return results.text_panel(entry.text, "refused")
+        return text_panel(entry.text, "refused")
     title = f"member {entry.member}" if answer.mode == "balanced" else "answer"
     if entry.member in answer.written:
         title = f"answer of member {entry.member}, written by its policy"
     named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
     support = f"{entry.weight:.0%} of the weight · {named or 'no member ranks it first on the slate'}\n\n"
     if entry.share is not None:
-        bar = "█" * round(results.BAR_WIDTH / 2 * entry.share)
+        bar = "█" * round(BAR_WIDTH / 2 * entry.share)
         support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
-    return results.text_panel(Text.assemble((support, "dim"), entry.text), title)
+    return text_panel(Text.assemble((support, "dim"), entry.text), title)
 
 
 def _statement_panel(statement: Distilled) -> Panel:
@@ -97,7 +107,7 @@ def _statement_panel(statement: Distilled) -> Panel:
         f"Predicted: {statement.least_support:.0%} of people prefer it to its strongest rival; "
         f"{statement.to_reach:.0%} are needed. {outcome}\n\n"
     )
-    return results.text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
+    return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
 
 
 # --- Views of ``pluralign tune``: the tuned policies' rewards, KL and sample answers, and how to serve them.
@@ -105,17 +115,17 @@ def _statement_panel(statement: Distilled) -> Panel:
 
 def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     """Yield rewards before and after, KL, the cross table, one answer per policy, and a command that serves them."""
-    yield results.heading(f"{tuning.folder}: {len(tuning.members)} policies")
+    yield heading(f"{tuning.folder}: {len(tuning.members)} policies")
     yield Text(
         f"{tuning.model}, {tuning.method} · {tuning.prompts:,} training prompts, {tuning.held_out:,} held-out prompts "
         f"· {tuning.seconds:.0f} s"
     )
-    yield from results.counted_notes(
+    yield from counted_notes(
         (tuning.resumed, "members were tuned by an earlier run"),
         (tuning.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
         (tuning.bad_rows, "rows were dropped: they hold no prompt"),
     )
-    yield results.draw(_reward_table(tuning))
+    yield draw(_reward_table(tuning))
     for policy in tuning.members:
         if not policy.improved:
             yield Text(
@@ -130,16 +140,16 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
         figures = zip(("base", *names), (tuning.base, *tuning.matrix), strict=True)
         rows = [[name, *(number(value, 2, "+") for value in row)] for name, row in figures]
         columns = ("policy", *(f"by {name}" for name in names))
-        yield results.draw(Table("Reward of each policy by each member", columns, rows))
+        yield draw(Table("Reward of each policy by each member", columns, rows))
     for policy in tuning.members:
         for sample in policy.samples[:1]:
             prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
             texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
-            shown = "\n".join(shortened(results.visible(text), results.TEXT_LENGTH) for text in texts)
-            yield results.text_panel(shown, f"Policy {policy.member}")
+            shown = "\n".join(shortened(visible(text), TEXT_LENGTH) for text in texts)
+            yield text_panel(shown, f"Policy {policy.member}")
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
     yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
-    yield results.command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
+    yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
 
 
 def _reward_table(tuning: Tuning) -> Table:
@@ -164,13 +174,13 @@ FAILURES_SHOWN = 3
 
 def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
     """Yield what was sampled, what was left out, and the first failures."""
-    yield results.heading(generation.file)
+    yield heading(generation.file)
     yield Text(
         f"{generation.responses:,} responses to {generation.lines:,} of {generation.prompts:,} prompts from "
         f"{generation.model}, {generation.seconds:.0f} s"
     )
     failures = f"prompts failed; {generation.file}.failed lists them, and the same command tries them again"
-    yield from results.counted_notes(
+    yield from counted_notes(
         (generation.resumed, "prompts were finished by an earlier run"),
         (generation.repeats, "duplicate responses were dropped"),
         (generation.empty, "empty responses were dropped"),
@@ -185,7 +195,7 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
 
 def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
-    yield results.heading(job.folder)
+    yield heading(job.folder)
     yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
-    yield from results.counted_notes((job.resumed, "shards were finished by an earlier run"))
+    yield from counted_notes((job.resumed, "shards were finished by an earlier run"))
     yield Text()
