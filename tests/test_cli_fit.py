@@ -152,16 +152,6 @@ def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(dat
     assert "held-out Brier" in shown
 
 
-def test_a_cache_folder_that_is_a_file_is_a_note(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLURALIGN_CACHE", str(tmp_path / "file"))
-        done = run("fit", data, "-o", tmp_path / "out", "--encoder", "hashing")
-    assert done.returncode == 0
-    assert done.stderr.startswith("note: ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_help_of_fit_shows_every_option_with_its_help() -> None:
     text = run("fit", "--help", columns=160).stdout
     words = " ".join(text.replace("│", " ").split())
@@ -202,21 +192,6 @@ def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
     assert there["prob_hat"] == pytest.approx(1 - back["prob_hat"])
     weights = some_ensemble().weights
     assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
-
-
-def test_empty_input_gives_empty_output(folder: Path) -> None:
-    for command in ("score", "compare"):
-        done = run(command, folder)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_bad_line_ends_the_stream_and_its_row_is_named(folder: Path) -> None:
-    good = {"prompt": "Tea?", "response": "Yes."}
-    done = run("score", folder, stdin=as_lines(*[good] * 300, {"prompt": "Tea?"}))
-    assert done.returncode == 2
-    assert done.stderr.startswith("pluralign: standard input, row 301: there is no value for response")
-    assert done.stderr.count("\n") == 1
-    assert len(done.stdout.splitlines()) == 256, "the batches before it were answered"
 
 
 def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
@@ -294,8 +269,6 @@ def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], vote
         ("k = [2]", "k must be one value, not [2]."),
         ("seed = 1.5", "seed cannot be 1.5: "),
         ("epochs = 'two'", "epochs cannot be 'two': "),
-        ("surface = 'nope'", "surface cannot be 'nope': "),
-        ("method = 'stagewis'", "method cannot be 'stagewis': "),
         ('features = "a\\u0000b"', "features must not have a null character."),
     ],
 )
