@@ -17,11 +17,10 @@ import pytest
 from conftest import WriteLines, run, run_in_terminal, run_process, wide
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
+from pluralign import FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
 from pluralign.cli.options import command_history
 from pluralign.ensemble.members import FeatureMap, LinearMembers
-from pluralign.learning.options import FitOptions
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import run
 from served import HELLO, TEXTS, Client, Writer, pair, running
 
-from pluralign import PreferenceSet, RewardEnsemble, UsageError, create_app
+from pluralign import PreferenceSet, RemoteOptions, RewardEnsemble, UsageError, create_app
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import FitRecord
 from pluralign.server.app import FiniteJSONResponse
@@ -23,7 +23,6 @@ from pluralign.server.chat import NAMES_SHOWN, REFUSED
 from pluralign.server.limits import Limits
 from pluralign.server.options import ServeOptions
 from pluralign.server.schemas import ChatRequest, Turn
-from pluralign.text.options import RemoteOptions
 from pluralign.theory.social_choice import borda, pairwise_support
 from pluralign.votes.prompts import Message
 

@@ -105,12 +105,7 @@ def output_to(what: str, callback: Callable[[Path | None], Path | None] = output
     return typer.Option("--output", "-o", callback=callback, help=what)
 
 
-def _checked_seed(seed: int) -> int:
-    check_seed(seed)
-    return seed
-
-
-Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=check_seed)]
 
 
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------

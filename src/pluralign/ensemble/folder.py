@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import LARGEST, from_json
-from pluralign.text.features import ENCODER_FOLDER
+from pluralign.core.json_values import LARGEST, JsonObject, from_json
+from pluralign.text.encoders import ENCODER_FOLDER
 from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
 
 ENSEMBLE_FILE = "ensemble.json"
@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 # --- hashes -----------------------------------------------------------------------------------------------------------
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(values: Mapping[str, Any]) -> JsonObject:
     """Return a JSON object with the hash of its other values, whatever their order and layout.
 
     Example:
@@ -172,7 +172,7 @@ def readable(path: Path, problem: str = "it is damaged", remedy: str = REMEDY) -
         raise DataError(problem, file=str(path), remedy=remedy) from None
 
 
-def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> Value:
+def read_consistently(folder: Path, read: Callable[[JsonObject], Value]) -> Value:
     """Return what ``read`` reads with a description; again if another process replaces the ensemble meanwhile."""
     while True:
         description = read_description(folder)
@@ -211,7 +211,7 @@ def load_beside(folder: Path, name: str, kind: type[Value], remedy: str) -> Valu
         return from_json(kind, value)
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> JsonObject:
     """Return the JSON of an ensemble, after checking its format, its hash and its values."""
     path = folder / ENSEMBLE_FILE
     if folder.is_file():

@@ -26,7 +26,7 @@ from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_folds
 from pluralign.learning.teacher import TrainedTeacher
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.theory import calibration
 from pluralign.theory.intervals import clustered_interval

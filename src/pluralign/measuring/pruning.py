@@ -9,13 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
@@ -74,7 +73,7 @@ class Pruning:
     outliers_before: list[int]
     outliers_after: list[int]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
         own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
         after = {"k": self.ensemble.k, "weights": self.ensemble.weights, "undecided": self.ensemble.undecided}

@@ -35,7 +35,7 @@ from pluralign.scale.lines import Lines, ScoredLine, score_lines
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray import run_with_ray
 from pluralign.scale.shards import Plan, Texts, Worker
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import EncodeOptions
 from pluralign.text.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, shard_name
 from pluralign.votes.load import VotesLike, as_preferences
