@@ -331,7 +331,7 @@ def test_every_text_survives_the_round_trip(tmp_path: Path, write_jsonl: WriteLi
     votes = write_jsonl(rows, name='a "b" \\ ½ \x7f.jsonl')
     saved = tmp_path / "run.toml"
     given = ["--raters", "12", "--rename", "prompt=x=y", "--encoder", "none", "--k", "1", "--save-config", saved]
-    assert run("fit", votes, "-o", tmp_path / "007", *given).returncode == 0
+    assert run("fit", votes, "-o", tmp_path / "007", *map(str, given)).returncode == 0
     read = tomllib.loads(saved.read_text(encoding="utf-8"))
     assert (read["data"], read["output"]) == (str(votes), str(tmp_path / "007"))
     assert (read["raters"], read["rename"]) == (12, {"prompt": "x=y"})
