@@ -263,7 +263,7 @@ def test_no_field_name_breaks_a_response(client: Client, path: str, body: dict[s
             assert ignored.isprintable()
             assert len(ignored.split(", ")) >= len(names) - 2  # "n" is a field of chats
     status, headers, _ = client.send(path, body | {"": 1})
-    assert (status, headers["pluralign-ignored"].endswith('""')) == (200, True)
+    assert (status, '""' in headers["pluralign-ignored"].split(", ")) == (200, True)
     assert client.error(path, body | {"\ud800": 1})[0] == 422
 
 
