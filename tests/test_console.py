@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from pluralign.cli import console
 from pluralign.cli.render.results import FitWatch, draw
+from pluralign.core.files import REPORT_MARK
 from pluralign.core.text import printable, printable_json
 from pluralign.publishing.tables import Table
 
@@ -213,7 +215,7 @@ FOLDERS = {
 def words(tmp_path: Path, town_folder: Path) -> dict[str, Path]:
     """Paths for the placeholders in a command."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps(wide(response="Yes.")) + "\n")
+    prompts.write_text("".join(json.dumps(wide(prompt=str(i), response="Yes.")) + "\n" for i in range(5)))
     return {
         "ENSEMBLE": town_folder, "PROMPTS": prompts, "OUT": tmp_path / "out.jsonl", "ELSEWHERE": tmp_path / "elsewhere",
     }  # fmt: skip
@@ -234,6 +236,27 @@ def test_a_pipe_is_refused_before_the_work(command: list[str], words: dict[str, 
     assert not words["ELSEWHERE"].exists()
 
 
+FOREIGN = "prompt,chosen,rejected\nTea?,Yes.,No.\n"
+
+
+@pytest.mark.parametrize("command", [*FILES.values(), *FOLDERS.values()], ids=[*FILES, *FOLDERS])
+def test_no_output_replaces_what_another_program_wrote(command: list[str], words: dict[str, Path]) -> None:
+    is_folder = command in FOLDERS.values()
+    figures = [f"{name}.{kind}" for name in ("shares", "reliability") for kind in ("png", "svg")]
+    files = [words["OUT"] / name for name in ("votes.csv", *figures)] if is_folder else [words["OUT"]]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(FOREIGN)
+    done = run(*filled(command, words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"(holds other files|not written by|did not write|not empty).*; ", done.stderr)
+    assert {file.read_text() for file in files} == {FOREIGN}
+    assert sorted(files) == (sorted(words["OUT"].iterdir()) if is_folder else files)
+    missing = [word if word != str(words["PROMPTS"]) else "missing.jsonl" for word in filled(command, words)]
+    assert run(*[word.replace("demo:300", "missing.jsonl") for word in missing]).returncode == 2
+    assert {file.read_text() for file in files} == {FOREIGN}
+
+
 def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, Path]) -> None:
     leader, follower = pty.openpty()
     words["OUT"].symlink_to(os.ttyname(follower))
@@ -250,7 +273,7 @@ def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, P
 def test_a_file_is_written_through_a_link(name: str, exists: bool, words: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "target.jsonl"
     if exists:
-        target.write_text("before")
+        target.touch()
     words["OUT"].symlink_to(target)
     more = ["--encoder", "none", "--k", "2", "--target", "votes"] if name.startswith("fit") else []
     done = run(*filled(FILES[name], words), *more)
@@ -272,7 +295,8 @@ def test_a_folder_is_written_through_a_link(words: dict[str, Path], tmp_path: Pa
 @pytest.mark.parametrize("name", ["report", "demo"])
 def test_a_full_disk_leaves_nothing_half_written(name: str, words: dict[str, Path], tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk."""
-    words["OUT"].write_text("before")
+    before = REPORT_MARK if name == "report" else ""
+    words["OUT"].write_text(before)
     done = subprocess.run(
         [sys.executable, "-m", "pluralign", *filled(FILES[name], words)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
@@ -282,5 +306,5 @@ def test_a_full_disk_leaves_nothing_half_written(name: str, words: dict[str, Pat
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "pluralign: the output cannot be written: file too large.\n"
-    assert words["OUT"].read_text() == "before"
+    assert words["OUT"].read_text() == before
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []

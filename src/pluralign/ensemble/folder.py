@@ -27,6 +27,8 @@ ENSEMBLE_FILE = "ensemble.json"
 REPRESENTATION_FILE = "representation.json"
 DESCRIPTIONS_FILE = "descriptions.json"
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
+OWN_NAMES = ("ensemble", "held_out", f"{BACKBONE_FOLDER}-", f"{ENCODER_FOLDER}-")
+"""How the names of the files and folders begin that a save writes before ``ensemble.json``."""
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 4
 REMEDY = "copy the folder again, or fit again"

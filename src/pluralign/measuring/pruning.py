@@ -14,10 +14,11 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import refuse_foreign
 from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, held_out_votes
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.learning.measure import evaluate_features
@@ -142,6 +143,7 @@ def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], 
     """Raise UsageError if a pruned ensemble would replace the original, or an ensemble that is no pruning of it."""
     if str(source) and Path(folder).resolve() == Path(source).resolve():
         raise UsageError(f"{folder} holds the original ensemble: name another folder for the pruned one.")
+    refuse_foreign(folder, *OWN_NAMES, overwrite=overwrite)
     if overwrite or not (Path(folder) / ENSEMBLE_FILE).is_file():
         return
     try:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
@@ -223,6 +223,7 @@ def run_job(
         progress: called with the number of shards done and the total.
     """
     started, description = time.perf_counter(), job.folder / job.description_file
+    refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
     before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
     found = shards.read_json(Described, description)
     _check_settings(job, found.settings)
