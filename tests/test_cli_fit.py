@@ -82,9 +82,6 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
     assert (facts["method"], facts["k"], facts["options"]["seed"]) == ("stagewise", 3, 2)
     assert [record["k"] for record in facts["history"]] == [1, 2, 3]
     assert sum(facts["weights"]) == pytest.approx(1)
-    assert set(facts["test"]) >= {"brier", "brier_corrected", "noise", "log_loss", "interval"}
-    assert set(facts["baselines"]) >= BASELINES
-    assert all(set(member) >= {"weight", "disagreement", "regret"} for member in facts["members"])
     saved = RewardEnsemble.load(tmp_path / "out")
     assert (saved.weights.tolist(), saved.undecided) == (facts["weights"], facts["undecided"])
 
@@ -106,7 +103,7 @@ def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.C
 
 
 def test_evaluate_scores_the_same_baselines_on_other_votes(
-    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     folder, _ = fitted
     facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
@@ -117,12 +114,6 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     votes = town_hall(400).preferences
     errors = (RewardEnsemble.load(folder).prob_hat(votes) - votes.prob_a) ** 2
     assert facts["test"]["brier"] == pytest.approx(errors.mean(), abs=1e-9)
-
-    other = tmp_path / "other.jsonl"
-    town_hall(200, seed=1).preferences.save(other)
-    text = text_of("evaluate", folder, other)
-    for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
-        assert words in text, words
 
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
@@ -400,8 +391,8 @@ def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
         assert changed.loaded is None
     ensemble = fit(town[:120], k=1, encoder="none", method="stagewise")
     assert command_history(ensemble.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
-    raters = load_rater_votes("demo:160", "rater")
-    counted = fit(raters.preferences, k=1, encoder="none", method="stagewise")
+    counts = dataclasses.replace(load_rater_votes("demo:160", "rater").preferences, judgments=None)
+    counted = fit(counts, k=1, encoder="none", method="stagewise")
     assert command_history(counted.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
 
 
