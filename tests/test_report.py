@@ -235,7 +235,7 @@ def test_no_number_is_a_negative_zero(ensemble: RewardEnsemble, found: ReportDat
 
 
 def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnsemble, found: ReportData) -> None:
-    with pytest.raises(UsageError, match="no held-out figures: name votes with --data"):
+    with pytest.raises(UsageError, match="no held-out figures: name votes with votes"):
         page(ensemble, replace(found, record=replace(found.record, evaluation=None)))
 
 

@@ -19,8 +19,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
-from pluralign.core.errors import PluralignError, UsageError
-from pluralign.core.options import ON_COMMAND_LINE
+from pluralign.core.errors import ON_COMMAND_LINE, PluralignError, UsageError
 from pluralign.core.text import is_unicode, one_line, printable
 from pluralign.core.version import __version__
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
-from pluralign.core.errors import DataError
-from pluralign.core.options import ON_COMMAND_LINE, spelled
+from pluralign.core.errors import ON_COMMAND_LINE, DataError
+from pluralign.core.options import spelled
 from pluralign.core.text import counted
 from pluralign.votes.columns import is_person_column, names_people
 from pluralign.votes.judgments import Judgments, by_first_appearance
