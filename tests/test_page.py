@@ -16,6 +16,7 @@ from pluralign import PreferenceSet, RewardEnsemble, answer
 from pluralign.answering.request import Voters
 from pluralign.answering.slate import NO_MAJORITY
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
+from pluralign.core.text import printable
 from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.measuring.cards import member_profiles
@@ -162,6 +163,8 @@ def test_hostile_texts_stay_text(tab: Tab, address: str, width: int) -> None:
         counted = page.evaluate(f"{lists}.map((all) => all.length)")
         assert counted == [1, 0, 0], where
         assert page.evaluate("window.owned") is None, where
+        shown = page.evaluate("document.body.textContent")
+        assert printable(shown) == shown, where
         assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{where} overflows horizontally"
 
     assert f"<script>{RUNS}</script>" in page.inner_text("h1")

@@ -249,7 +249,7 @@ def test_a_truncated_reply_is_requested_again(serve: Serve, monkeypatch: pytest.
 def test_a_silent_server_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "RETRIES", 1)
     server = serve(lambda _: time.sleep(1.2) or says("late"))  # type: ignore[func-returns-value]
-    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 attempts; use a longer --timeout"):
+    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 attempts; use a longer timeout"):
         sample(server.model(timeout=0.2))
 
 

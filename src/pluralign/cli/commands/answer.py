@@ -46,7 +46,7 @@ def score(
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
         _print_lines(score_texts(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
         return
-    with console.progress_bar("Scoring shards") as progress:
+    with console.progress_bar("Scoring texts") as progress:
         job = score_texts(ensemble, file, output, engine_options, progress=progress)
     console.emit(job, shards_page(job, "rewards of {:,} members"), as_json)
 

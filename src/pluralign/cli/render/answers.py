@@ -23,7 +23,7 @@ from pluralign.cli.render.results import (
     text_panel,
     visible,
 )
-from pluralign.core.text import shortened
+from pluralign.core.text import counted, shortened
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.publishing.tables import Table, number
 from pluralign.scale.jobs import WrittenShards
@@ -196,6 +196,7 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
 def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
     yield heading(job.folder)
-    yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
-    yield from counted_notes((job.resumed, "shards were finished by an earlier run"))
+    sizes = f"{counted(job.rows, 'text')}, {numbers.format(job.dimension)}, {counted(job.shards, 'shard')}"
+    yield Text(f"{sizes}, {job.seconds:.0f} s")
+    yield from counted_notes((job.resumed, "finished by an earlier run"))
     yield Text()
