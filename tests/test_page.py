@@ -271,7 +271,7 @@ def test_the_first_example_is_answered(tab: Tab, address: str, ensemble: RewardE
     assert expected.consensus
     assert page.input_value("#prompt") == first["prompt"]
     assert page.text_content(".consensus .data") == expected.consensus.text
-    assert percent(expected.consensus.least_support) in page.inner_text(".consensus")
+    assert percent(expected.consensus.least_support or 0.0) in page.inner_text(".consensus")
     for card, one in zip(page.query_selector_all(".slate .answer"), expected.answers, strict=True):
         assert card.query_selector(".share").inner_text() == percent(one.share or 0.0)
         assert card.query_selector(".data").text_content() == one.text
