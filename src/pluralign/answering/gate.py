@@ -51,8 +51,8 @@ MAX_TEXTS = 2000
 MAX_EMBEDDED = 200
 """Held-out texts that are embedded for the threshold of *topic*; their vectors are cached."""
 LENGTHS = (2, 4, 8, 16, 32, 64)
-"""Words of the parts of held-out texts. A new text is compared with the longest parts that are no longer than it."""
-TOPIC_LENGTH = 16
+"""Words of the parts of held-out texts. A new text is compared with the parts that are next shorter and next longer."""
+TOPIC_LENGTH = 24
 """Shorter texts pass *topic*: "No." names no subject."""
 PAIR_SHARE = 0.8
 """λ of the word model: weight of the word-pair estimate beside the word estimate."""
@@ -224,9 +224,12 @@ class NoveltyGate:
         measured = self.model.measure(items)
         lengths = [len(words_of(text)) for _, text in items]
         for row, i in enumerate(new):
-            limits = thresholds[max((one for one in thresholds if one <= lengths[row]), default=min(thresholds))]
-            names = [name for name in REASONS if name != "topic" or self.embed is None]
-            reasons[i] = next((REASONS[name] for name in names if measured[name][row] > limits[name]), "")
+            shorter = max((one for one in thresholds if one <= lengths[row]), default=min(thresholds))
+            longer = min((one for one in thresholds if one > lengths[row]), default=shorter)
+            for name, reason in REASONS.items():
+                limit = max(thresholds[shorter][name], thresholds[longer][name])
+                if not reasons[i] and (name != "topic" or self.embed is None) and measured[name][row] > limit:
+                    reasons[i] = reason
         long = [i for row, i in enumerate(new) if not reasons[i] and lengths[row] >= TOPIC_LENGTH]
         if self.embed and long:
             with _FITTING:
