@@ -472,7 +472,7 @@ def test_the_command_prints_what_the_function_gives(town_folder: Path, lines: Pa
 def test_a_slate_numbers_members_without_a_name_and_says_why_once(small_folder: Path, lines: Path) -> None:
     page = run("answer", small_folder, PROMPT, "--candidates", lines)
     assert page.returncode == 0, page.stderr
-    assert re.search(r"│ (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
+    assert re.search(r"Top choice of: (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
     assert page.stdout.count("Members without a name") == 1
 
 

@@ -5,7 +5,7 @@ weight. The gate knows the held-out texts of the fit, and measures four things o
 
 - *words*: the mean surprise per word under a word-pair model of the held-out texts. It finds unknown words.
 - *order*: the share of neighbouring words that are never neighbours in the held-out texts. It finds shuffled words.
-- *repeats*: the share of words that occur among the three words before them. It finds repeated words.
+- *repeats*: the share of words that occur among the three words before them, one aside. It finds repeated words.
 - *topic*: the distance between text and question, in the last layer of the ensemble's encoder. It finds texts about
   something else. Without such an encoder: the weighted share of the question's words that the text lacks.
 
@@ -268,15 +268,15 @@ def fit_gate(
 
 
 def repeats(text: str) -> float:
-    """Return the share of words that occur among the three words before them; 0 for a text without words.
+    """Return the share of words that occur among the three words before them. One is no sign: "the end of the street".
 
     Example:
-        >>> repeats("no no no no"), repeats("Tea is good.")
-        (0.75, 0.0)
+        >>> repeats("no no no no"), repeats("No, no.")
+        (0.5, 0.0)
     """
     words = words_of(text)
-    again = (word in words[max(0, i - REPEATS_WITHIN) : i] for i, word in enumerate(words))
-    return sum(again) / max(1, len(words))
+    again = sum(word in words[max(0, i - REPEATS_WITHIN) : i] for i, word in enumerate(words))
+    return max(0, again - 1) / max(1, len(words))
 
 
 def _part(text: str, length: int) -> str:

@@ -27,6 +27,9 @@ from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.publishing.tables import Table, number
 from pluralign.scale.jobs import WrittenShards
 
+ALL_COVERED = 0.9999
+"""Coverage of a slate that has every candidate."""
+
 
 def answer_page(
     answer: Answer, prompt: str, profiles: Sequence[Profile] = (), prompts: int = 0
@@ -48,8 +51,8 @@ def answer_page(
     for entry in answer.answers:
         yield _entry_panel(entry, answer, cards)
     if answer.coverage is not None:
-        count = f"{len(answer.answers)} of {answer.candidates} candidates"
-        yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
+        covering = f", covering {answer.coverage:.0%} of people (predicted)" if answer.coverage < ALL_COVERED else ""
+        yield Text(f"Slate: {len(answer.answers)} of {answer.candidates} candidates{covering}.")
     if found := answer.consensus:
         support = f"Rule: {found.rule}."
         if found.least_support is not None:
@@ -102,7 +105,7 @@ def _entry_panel(entry: SlateEntry, answer: Answer, cards: Mapping[int, Profile]
     if entry.member in answer.written:
         title = f"answer of member {entry.member}, written by its policy"
     named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
-    support = named or "no member ranks it first on the slate"
+    support = f"Top choice of: {named}" if named else "No member ranks it first on the slate"
     if entry.text in answer.unlike:
         title, support = "answer", f"unlike anything these people voted on: {answer.unlike[entry.text]}"
     elif entry.share is not None:

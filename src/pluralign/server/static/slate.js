@@ -3,6 +3,7 @@
 import { button, el, longText, memberName, note, percent } from "./dom.js";
 
 export const UNLIKE = "Unlike anything these people voted on";
+const ALL = 0.9999; // of a slate with every candidate
 
 /**
  * The view of a balanced answer: one number per card, the predicted share of people.
@@ -10,7 +11,7 @@ export const UNLIKE = "Unlike anything these people voted on";
  * `names` are those of all members; `moreLike(text, others)`, if given, is called for "More like this".
  */
 export function slate({ consensus, distilled, answers, coverage, candidates: n, written = [], unlike = {} }, names, moreLike) {
-  const covered = coverage === null ? "" : `, with the favourite of ${percent(coverage)} of people (predicted)`;
+  const covered = coverage === null || coverage > ALL ? "" : `, with the favourite of ${percent(coverage)} of people (predicted)`;
   const selected = written.length ? "Each member's own policy wrote its answer. " : `${answers.length} of ${n} answers${covered}. `;
   const shares = coverage === null ? "" : "Percentages are the predicted shares of people whose favourite an answer is.";
   return el(
