@@ -299,7 +299,7 @@ export function ask(panel, ensemble) {
   const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
   /** The answer for the user: now, before the choices or words, and after the choice that would say most. */
-  function steered({ answers: [one], steering: { before, ask, support, note: unchanged, why }, unlike = {} }) {
+  function steered({ answers: [one], steering: { before, ask, support, note: unchanged, why, member, path }, unlike = {} }) {
     if (state.preference?.member !== undefined || (before === null && !unlike[one.text]))
       return el(
         "article",
@@ -319,7 +319,7 @@ export function ask(panel, ensemble) {
         el("h3", {}, same ? "The answer is the same as before" : "Your answer changed"),
         longText(one.text, 900),
         unlike[one.text] && note(`${UNLIKE}: ${unlike[one.text]}.`),
-        unchanged ? note(sentence(unchanged)) : note(data(sentence(why))),
+        note(data(unchanged ? sentence(unchanged) : path.length ? `Member ${member}: ${why}.` : sentence(why))),
         support !== null && note(`You are expected to prefer it to ${percent(support)} of the other candidates.`),
         !same && el("details", {}, el("summary", {}, "Answer before"), longText(before)),
       ),
