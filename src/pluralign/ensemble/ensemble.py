@@ -25,7 +25,7 @@ from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble import folder as disk
 from pluralign.ensemble.members import LinearMembers
-from pluralign.ensemble.record import NO_PROMPTS, FitRecord, PromptHashes
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, NO_PROMPTS, FitRecord, PromptHashes
 from pluralign.text.encoders import Encoder, encode
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import KIND, FinetunedFeatures
@@ -81,6 +81,9 @@ class RewardEnsemble:
         weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
         undecided = f", undecided {self.undecided:.2f}" if self.undecided else ""
         return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights}{undecided})"
+
+    def __str__(self) -> str:
+        return self.record.insight.text() if self.record.insight else repr(self)
 
     def _repr_html_(self) -> str:
         return str(late("publishing.notebook", "ensemble_html")(self))
@@ -230,13 +233,16 @@ class RewardEnsemble:
         return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, baselines=baselines)
 
     def first(self, k: int) -> "RewardEnsemble":
-        """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""
-        stages = {stage.k: stage for stage in self.record.history}
+        """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage.
+
+        A stage is missing if it gave weight to members that the ensemble no longer has.
+        """
+        stages = {stage.k: stage for stage in self.record.history if sum(stage.weights) > 1 - NEGLIGIBLE_WEIGHT}
         if self.record.method != "stagewise":
             raise UsageError("first(k) needs a stagewise ensemble; joint members are calibrated only together.")
         if k not in stages or not 1 <= k <= self.k:
-            raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
-        return self.take(range(k), stages[k].weights, stages[k].undecided)
+            raise UsageError(f"k must be one of {', '.join(str(one) for one in stages if one <= self.k)}, not {k}.")
+        return self.take(range(len(stages[k].weights)), stages[k].weights, stages[k].undecided)
 
     # --- on disk and on the hub -------------------------------------------------------------------------------------
 

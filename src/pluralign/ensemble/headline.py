@@ -1,7 +1,6 @@
-"""The headline of an evaluation: one main figure, one verdict, whether people differ, one next step.
+"""The headline of an evaluation: one main figure, one verdict, one next step; and whether people differ, in a sentence.
 
-Every place that shows an evaluation starts with it: the terminal, the report, the page, model cards and ``print``. All
-other figures stay in tables. Nothing is measured here.
+It stands below the insight (``measuring.insight``), above the tables. Nothing is measured here.
 """
 
 import math
@@ -24,18 +23,16 @@ FLOOR_IS_LOW = "The floor follows the majority of these very votes, so its score
 
 @dataclass(frozen=True)
 class Headline:
-    """The main figure of an evaluation, its verdict, what to do next, and whether people differ, in sentences."""
+    """The main figure of an evaluation, its verdict, and what to do next, in sentences."""
 
     main: str
     verdict: str
     standing: Standing
     """How the predictor compares with the baseline of the verdict; ``unknown`` if these votes cannot tell."""
     next_step: str
-    voices: str = ""
-    """From ``voices_sentence``."""
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (self.main, self.verdict, self.voices, f"Next: {self.next_step}")))
+        return "\n".join((self.main, self.verdict, f"Next: {self.next_step}"))
 
 
 def standing(difference: Interval) -> Standing:
@@ -79,8 +76,7 @@ def headline(
         place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
     main = _main(evaluation, held_out=record is not None and bool(record.method))
-    next_step = _next_step(evaluation, baseline, record, folder, in_report)
-    return Headline(main, verdict, place, next_step, voices_sentence(evaluation))
+    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder, in_report))
 
 
 def voices_sentence(evaluation: Evaluation) -> str:
@@ -91,10 +87,7 @@ def voices_sentence(evaluation: Evaluation) -> str:
     if (found := evaluation.judgments) is None:
         if evaluation.voices is None:
             return ""
-        return (
-            "Distinct voices: unknown. Pair counts alone cannot show whether people differ; an ensemble fitted to "
-            "rankings or to several votes per person can (docs/how-to/collect.md)."
-        )
+        return "Distinct voices: unknown. Pair counts alone cannot show whether people differ."
     prompts = counted(found.prompts, "held-out prompt")
     if found.evidence is None:
         return f"Distinct voices: unknown. {prompts} with judgments, and an interval needs at least {ENOUGH_CLUSTERS}."
@@ -129,7 +122,11 @@ def _main(evaluation: Evaluation, held_out: bool) -> str:
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
     ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:z.4f}, {test.interval.high:z.4f}]"
-    return f"Main number: corrected Brier score {test.brier_corrected:z.4f}{ends} on {prompts} (0 is perfect)."
+    score = f"{test.brier_corrected:z.4f}{ends}".replace("-", "−")
+    score = f"Main number: corrected Brier score {score} on {prompts}"
+    if test.brier_corrected > 0:
+        return f"{score} (0 is perfect)."
+    return f"{score}. At 0 or below, no error is left that so few votes can measure."
 
 
 def _verdict(evaluation: Evaluation, baseline: Compared | None, name: str, place: Standing) -> str:
@@ -177,7 +174,8 @@ def _next_step(
         return better_encoder
     if place == "level":
         if baseline and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts)):
-            return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
+            better = "whether the ensemble or one reward predicts better"
+            return f"use it as it is; about {enough:,} held-out prompts would show {better}, at the same difference."
         return f"{serve if in_report else report}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
 

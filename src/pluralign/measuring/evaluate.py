@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
+from pathlib import PurePath
 from typing import Any, Self
 
 import numpy as np
@@ -21,12 +22,13 @@ from pluralign.core.options import option, show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import Headline, headline
+from pluralign.ensemble.headline import WORDS, Headline, headline, standing
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Compared, Evaluation, pairs_to_measure
+from pluralign.ensemble.record import Compared, Evaluation, Insight, pairs_to_measure
 from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
 from pluralign.measuring import groups as by_group
 from pluralign.measuring.individuals import Representation, represent
+from pluralign.measuring.insight import measure_insight
 from pluralign.measuring.personas import Personas
 from pluralign.measuring.predictors import Source, find_predictor, load_predictor
 from pluralign.text.causal import response_log_prob
@@ -186,11 +188,28 @@ class FullEvaluation(Evaluation):
     adversarial: list[by_group.AdversarialGroup]
     policy: PolicyLevel | None
     """None for files of probabilities."""
+    insight: Insight | None = None
+    """Who disagrees about what, by these votes. None for other predictors than ensembles."""
     representation: Representation | None = None
     """How well individual raters are represented, if the raters are known."""
 
     def __str__(self) -> str:
-        return f"{self.subject.name}: {self.pairs:,} pairs\n{self.headline}"
+        first = [self.insight.text()] if self.insight else []
+        return "\n".join([*first, f"{self.subject.name}: {self.pairs:,} pairs", str(self.headline), *self.rivals])
+
+    @property
+    def rivals(self) -> list[str]:
+        """How it compares with each of the other predictors, in sentences."""
+        lines = []
+        for number, other in enumerate(self.against, 2):
+            found = other.readings[other.level]
+            place, gap = standing(found.difference), f"{found.difference.mean:+z.4f}"
+            if place != "unknown":
+                gap += f" [{found.difference.low:+z.4f}, {found.difference.high:+z.4f}]"
+            word = WORDS.get(place, "Compared with")
+            name = PurePath(other.name).name + (f" {number} (k = {other.k})" if other.name == self.subject.name else "")
+            lines.append(f"{word} {name}: difference of Brier scores {gap.replace('-', '−')}.")
+        return lines
 
 
 # --- The policy level of a predictor (App. A) at several strengths of regularisation.
@@ -334,8 +353,12 @@ def evaluate(
     figures = replace(measure(own, baselines, votes), left_out=left_out)
     majority = majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed)
     groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
+    insight = None
+    if ensemble is not None and own.rewards is not None:
+        insight = measure_insight(ensemble, HeldOutVotes(votes, own.rewards, left_out), figures)
     return FullEvaluation(
         **vars(figures),
+        insight=insight,
         subject=PredictorInfo.of(own),
         headline=headline(figures, ensemble.record if ensemble is not None else None, name),
         against=others,

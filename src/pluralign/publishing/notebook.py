@@ -28,12 +28,13 @@ def evaluation_html(evaluation: Evaluation) -> str:
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
-    """Return the headline of an ensemble, and the weight and the disagreement of each member."""
+    """Return the insight and the headline of an ensemble, and the weight and the disagreement of each member."""
     record, main = ensemble.record, main_evaluation(ensemble.record)
     title = f"RewardEnsemble: {record.method} k={ensemble.k}, fitted for the {ensemble.level} level"
     lines = str(headline(main, record)).splitlines() if main else []
     table = replace(tables.member_table(ensemble.weights.tolist(), record.evaluation), title="")
-    return _block(title, lines, replace(table, note=f"{table.note} {undecided_sentence(ensemble.undecided)}".strip()))
+    table = replace(table, note=f"{table.note} {undecided_sentence(ensemble.undecided)}".strip())
+    return (tables.insight_html(record.insight) if record.insight else "") + _block(title, lines, table)
 
 
 def preferences_html(preferences: PreferenceSet) -> str:

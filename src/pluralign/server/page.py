@@ -368,7 +368,7 @@ def collect_page_data(
 
 def page_profiles(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[cards.Profile]:
     """Return the members' cards; traits and words are measured on at most ``MAX_CHARACTERS`` of text."""
-    return cards.member_profiles(ensemble.weights, held_out, max_characters=MAX_CHARACTERS)
+    return cards.member_profiles(ensemble.weights, held_out)
 
 
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
