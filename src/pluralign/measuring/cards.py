@@ -150,7 +150,7 @@ class Profile:
     named: bool = field(default=True, kw_only=True)
     """Whether the name is a claim."""
     wants: str = field(default="", kw_only=True)
-    """Its clearest claims in words, such as "wants longer answers and hedged claims"; empty if it has none."""
+    """Its clearest claims in words, such as "wants longer answers, hedged claims"; empty if it has none."""
     description: str
     """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
@@ -309,7 +309,7 @@ class _Claim(NamedTuple):
 MAX_WORDS = 4
 """Number of words in a name."""
 CLAIMS_SHOWN = 3
-FAINT, COMMON, VERBAL = 0.25, 0.5, 0.5
+FAINT, COMMON, VERBAL = 0.1, 0.5, 0.5
 """Factors of the clarity of claims that a member cares less, about length, and of phrases: they make poor names."""
 
 
@@ -341,7 +341,7 @@ def _claims(leans: Sequence[Lean], views: Views, correlation: FloatArray) -> lis
         liked, rejected = ([f"“{phrase}”" for phrase in side[:2]] for side in (view.prefers, view.rejects))
         wants = ("likes", " and ".join(liked)) if liked else ("rejects", " and ".join(rejected))
         if liked and rejected:
-            wants = ("wants", f"{wants[1]} more than {' and '.join(rejected)}")
+            wants = ("wants", f"{liked[0]} more than {rejected[0]}")
         about = f" on {view.topic}" if view.topic else ""
         own = VERBAL * abs(view.lean.relative) * math.sqrt(view.lean.pairs)
         claims.append(
@@ -384,12 +384,12 @@ def wanted(claims: Sequence[tuple[str, str]]) -> str:
 
     Example:
         >>> wanted([("wants", "lists"), ("rejects", "“tax”"), ("wants", "hedged claims")])
-        'wants lists and hedged claims; rejects “tax”'
+        'wants lists, hedged claims; rejects “tax”'
     """
     objects: dict[str, list[str]] = defaultdict(list)
     for verb, wants in claims:
         objects[verb].append(wants)
-    return "; ".join(f"{verb} {' and '.join(filter(None, [', '.join(o[:-1]), o[-1]]))}" for verb, o in objects.items())
+    return "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in objects.items())
 
 
 def capitalised(text: str) -> str:

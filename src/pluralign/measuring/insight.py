@@ -65,6 +65,9 @@ def measure_insight(
     number = NUMBERS[ensemble.k] if ensemble.k < len(NUMBERS) else str(ensemble.k)
     titles = {"clear": f"{number.capitalize()} voices in {votes}", "none": f"No distinct voices in {votes}"}
     unites, row = _agreement(sample, signed, clear)
+    if clear and ensemble.undecided:
+        follow = "of the votes follow no voice and are predicted to split evenly"
+        unites = f"{ensemble.undecided:.0%} {follow}. {unites}"
     return Insight(
         title=titles.get(evidence, f"{votes.capitalize()}: whether they hold distinct voices is unknown"),
         evidence=evidence,
@@ -167,8 +170,9 @@ def _questions(sample: HeldOutVotes, prob_hat: FloatArray) -> str:
     order = np.argsort(-(total + typical * split.mean()) / (pairs + typical), kind="stable")
     if len(order) < 2 * QUESTIONS:
         return ""
-    texts = [one_line(printable(Prompt(votes.prompts[prompt]).text), 10 * QUESTION) for prompt in order[:QUESTIONS]]
-    return "; ".join(f"“{shortened(text, QUESTION)}”" for text in dict.fromkeys(texts))
+    texts = (one_line(printable(Prompt(votes.prompts[prompt]).text), 10 * QUESTION) for prompt in order)
+    names = dict.fromkeys(f"“{shortened(text, QUESTION)}”" for text in texts)  # prompts can begin alike
+    return "; ".join(list(names)[:QUESTIONS])
 
 
 # --- trust and advice -------------------------------------------------------------------------------------------------

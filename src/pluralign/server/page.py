@@ -16,10 +16,11 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
+from pluralign.ensemble.record import Evaluation, Figures, FitRecord, Insight, worse_than_chance
 from pluralign.measuring import cards, verdicts
 from pluralign.measuring import leans as traits
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
+from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.verdicts import Prediction, Verdict
@@ -214,8 +215,32 @@ class PageRepresentation:
         return cls(dict(PREDICTORS), LEGEND, list(found.rows), *words)
 
 
-MAX_CHARACTERS = 2_000_000
-"""Maximum amount of text to analyse at startup, about five seconds of work; larger sets are sampled by prompt."""
+@dataclass(frozen=True)
+class PageVoice:
+    """One member in the insight, with its line of text."""
+
+    member: int
+    share: float
+    name: str
+    line: str
+
+
+@dataclass(frozen=True)
+class PageInsight:
+    """Who disagrees about what, as the page shows it first."""
+
+    title: str
+    sentence: str
+    voices: list[PageVoice]
+    findings: list[str]
+
+    @classmethod
+    def of(cls, found: Insight) -> "PageInsight":
+        """Return the data of the section."""
+        voices = [PageVoice(one.member, one.share, one.name, one.line) for one in found.voices]
+        return cls(found.title, found.sentence, voices, found.findings)
+
+
 LEANS_SHOWN = 5
 WARNING = (
     "Member {} disagrees with people more than chance: it and a random person prefer different responses {:.1%} of the "
@@ -292,6 +317,8 @@ class PageData:
     unnamed: str = "Members without a name: there are no held-out votes to compare them on."
     """Why some members have no name; empty if all have one."""
 
+    insight: PageInsight | None = None
+    """Who disagrees about what. None without held-out votes."""
     headline: Headline | None = None
     """The main figure, the verdict and the next step. None without figures."""
     floor_note: str = ""
@@ -331,7 +358,7 @@ def collect_page_data(
         ensemble: the one that is served.
         held_out: held-out votes with its rewards; without them the page shows only the ensemble's own record.
         name: title of the page.
-        profiles: the members' cards (``page_profiles``); computed if not given.
+        profiles: the members' cards (``cards.member_profiles``); computed if not given.
         representation: how well individuals are represented, from ``load_representation``.
         evaluation: figures on ``held_out`` if these are other votes than those of the fit.
 
@@ -343,7 +370,7 @@ def collect_page_data(
     """
     record = ensemble.record
     if held_out is not None and profiles is None:
-        profiles = page_profiles(ensemble, held_out)
+        profiles = cards.member_profiles(ensemble.weights, held_out)
     members = list(_plain_cards(ensemble) if held_out is None else map(_card, profiles or ()))
     page = PageData(
         name=name,
@@ -366,15 +393,12 @@ def collect_page_data(
     return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or ())
 
 
-def page_profiles(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[cards.Profile]:
-    """Return the members' cards; traits and words are measured on at most ``MAX_CHARACTERS`` of text."""
-    return cards.member_profiles(ensemble.weights, held_out)
-
-
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
     """Add the figures of an evaluation."""
+    insight = evaluation.insight if isinstance(evaluation, FullEvaluation) else record.insight
     return replace(
         page,
+        insight=PageInsight.of(insight) if insight else None,
         headline=headline(evaluation, record),
         floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test,
@@ -393,7 +417,7 @@ def _with_held_out(
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample = traits.sample_prompts(held_out, MAX_CHARACTERS)
+    sample = traits.sample_prompts(held_out)
     candidates, rewards = held_out_candidates(sample)
     tau = measure_diversity(ensemble, rewards, sample) if candidates else None
     groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
