@@ -226,11 +226,12 @@ class RewardEnsemble:
     def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
         """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged).
 
-        The mixture of the test of voices is about all members, so it is left out.
+        The mixture of the test of voices and the insight are about all members, so they are left out.
         """
         alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
         baselines = {name: arrays for name, arrays in self.baselines.items() if name != VOICES}
-        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, baselines=baselines)
+        kept = {"baselines": baselines, "record": replace(self.record, insight=None)}
+        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, **kept)
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage.

@@ -37,7 +37,7 @@ from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, 
 COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
 """What an ensemble was fitted to: the same votes, without and with who gave them."""
 SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
-FLOOR, TRUE_SHARES, POLICY = "floor", "true shares", "rankings, policy level"
+PERFECT_SINGLE, TRUE_SHARES, POLICY = "perfect single reward", "true shares", "rankings, policy level"
 """Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
     RANKINGS: {},
@@ -148,7 +148,7 @@ def demo(
     methods = [
         *(_measure(name, one, test, truth) for name, one in fitted.items()),
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
-        _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
+        _measure_share(PERFECT_SINGLE, 1, (truth > 0.5).astype(float), test, truth),
         _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
         _measure_share(SOFT_BT, 1, shares["soft_bt"], test, truth),
         _measure_share("mixture of BT", k, shares["mixture"], test, truth),

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def measure_insight(
         profiles: cards of the members, ``member_profiles``; computed if not given.
     """
     found, data = evaluation.judgments, ensemble.record.data
-    evidence = {None: "unknown", True: "clear", False: "none"}[found.evidence if found else None]
+    known = found.evidence if found else None
+    evidence: Literal["clear", "none", "unknown"] = "unknown" if known is None else "clear" if known else "none"
     sample = sample_prompts(held_out)
     signed = SignedVotes.of(sample, ensemble.weights)
     cards = member_profiles(ensemble.weights, held_out, signed) if profiles is None else profiles

@@ -22,6 +22,7 @@ from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, held_out_votes
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.learning.measure import evaluate_features
+from pluralign.measuring.insight import with_insight
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
 from pluralign.votes.load import VotesLike
@@ -137,7 +138,7 @@ def prune(
         evaluation=evaluation,
         pruned=PruneRecord(original.k, beta, only_far, *removal),
     )
-    return replace(pruning, ensemble=replace(pruned, record=record))
+    return replace(pruning, ensemble=with_insight(replace(pruned, record=record), pruning.held_out))
 
 
 def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], *, overwrite: bool = False) -> None:

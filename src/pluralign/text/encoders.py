@@ -6,8 +6,10 @@ so a second fit does not import torch. Encoders that are transformers models are
 
 import hashlib
 import importlib.util
+import itertools
 import logging
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -131,6 +133,8 @@ def _is_intact(key: bytes, packed: object) -> bool:
 HASH_DIMENSION = 1024
 CACHE_EVERY = 512
 """Texts encoded between two writes to the cache; a killed process loses at most these."""
+FIRST_BATCH, SLOW_SECONDS = 64, 20.0
+"""Texts whose time predicts that of the others, and the shortest time that is announced."""
 
 
 class Encoder(Protocol):
@@ -179,9 +183,10 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
     missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
     # Texts of similar length need little padding. The longest come first, so that a lack of memory shows at once.
     order = sorted(missing, key=len, reverse=True)
-    done = len(items) - len(missing)
-    for start in range(0, len(order), CACHE_EVERY):
-        part = order[start : start + CACHE_EVERY]
+    done, started = len(items) - len(missing), time.monotonic()
+    first = min(FIRST_BATCH, CACHE_EVERY, len(order))
+    for start, end in itertools.pairwise([0, *range(first, len(order), CACHE_EVERY), len(order)] if order else []):
+        part = order[start:end]
         vectors = encoder.encode([missing[key] for key in part])
         if store:
             store.put(part, vectors)
@@ -189,7 +194,19 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
         done += len(part)
         if progress:
             progress(done, len(items))
+        if start == 0:
+            _announce(order, len(part), time.monotonic() - started, store)
     return np.stack([known[key] for key in keys])
+
+
+def _announce(keys: Sequence[str], done: int, seconds: float, store: VectorCache | None) -> None:
+    """Log how long the encoding takes, from the time of the first texts by length, if that is long."""
+    sizes = [len(key) for key in keys]
+    left = seconds * sum(sizes[done:]) / max(sum(sizes[:done]), 1)
+    if left >= SLOW_SECONDS:
+        about = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} seconds"
+        kept = f"; their vectors are kept in {store.path.parent}, so the next run is quick" if store else ""
+        logger.warning("encoding %s texts takes about %s%s.", f"{len(keys):,}", about, kept)
 
 
 @dataclass(frozen=True)
