@@ -433,8 +433,8 @@ def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
 
 def test_a_pruned_ensemble_names_both_commands(town_folder: Path, tmp_path: Path) -> None:
     pruned = tmp_path / "pruned"
-    assert run("prune", town_folder, "-o", pruned, "--beta", "3").returncode == 0
+    assert run("prune", town_folder, "-o", pruned, "--beta", "3", "--furthest").returncode == 0
     record = RewardEnsemble.load(pruned).record
     first, second, _ = command_history(record, pruned, ["report"])
     assert first[:5] == ["pluralign", "fit", "demo:480", "-o", str(town_folder)]
-    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3"]
+    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3", "--furthest"]

@@ -194,13 +194,12 @@ class FullEvaluation(Evaluation):
     """How well individual raters are represented, if the raters are known."""
 
     def __str__(self) -> str:
-        first = [self.insight.text()] if self.insight else []
-        return "\n".join([*first, f"{self.subject.name}: {self.pairs:,} pairs", str(self.headline), *self.rivals])
+        return "\n".join([*([self.insight.text()] if self.insight else []), *self.summary])
 
     @property
-    def rivals(self) -> list[str]:
-        """How it compares with each of the other predictors, in sentences."""
-        lines = []
+    def summary(self) -> list[str]:
+        """Size, headline, and how it compares with each of the other predictors, in lines."""
+        lines = [f"{self.subject.name}: {self.pairs:,} pairs", *str(self.headline).splitlines()]
         for number, other in enumerate(self.against, 2):
             found = other.readings[other.level]
             place, gap = standing(found.difference), f"{found.difference.mean:+z.4f}"

@@ -11,6 +11,7 @@ from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
+from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing import tables
 from pluralign.publishing.tables import Table
@@ -22,9 +23,11 @@ TEXT_LENGTH = 120
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Return the headline of an evaluation and its tables; main rows are bold."""
-    title, *lines = str(evaluation).splitlines()
-    return _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
+    """Return the insight and the headline of an evaluation and its tables; main rows are bold."""
+    full = isinstance(evaluation, FullEvaluation)
+    title, *lines = evaluation.summary if full else str(evaluation).splitlines()
+    shown = _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
+    return (tables.insight_html(evaluation.insight) if full and evaluation.insight else "") + shown
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
