@@ -84,7 +84,7 @@ def test_the_main_figure_is_the_corrected_score_with_its_interval(evaluation: Ev
         ({"encoder": "minilm"}, "policy", BEHIND, "try a larger encoder"),
         ({"encoder": "minilm"}, "vote", BEHIND, "fit with --level policy"),
         ({"encoder": "minilm"}, "vote", AHEAD, "pluralign report town -o report.html"),
-        ({"encoder": "minilm"}, "vote", LEVEL, "held-out prompts would decide"),
+        ({"encoder": "minilm"}, "vote", LEVEL, "whether the ensemble or one reward predicts better"),
     ],
 )
 def test_the_next_step_depends_on_what_would_help(

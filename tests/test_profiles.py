@@ -101,15 +101,13 @@ def test_cards_recognize_the_camps_of_the_town() -> None:
     assert all(card.named and len(card.name.split()) <= 4 for card in cards.values())
 
 
-def test_random_members_get_no_claims() -> None:
+def test_random_members_get_no_claims_beyond_the_error_rate() -> None:
+    ensembles = [cards_of(*(noise(10 * seed + j) for j in range(4))) for seed in range(8)]
     claims = [
-        lean.claim
-        for seed in range(4)
-        for card in cards_of(*(noise(10 * seed + j) for j in range(4)))
-        for lean in (*card.leans, *card.likes, *card.dislikes)
-        if lean.claim
+        [lean.claim for card in cards for lean in (*card.leans, *card.likes, *card.dislikes) if lean.claim]
+        for cards in ensembles
     ]
-    assert claims == []
+    assert sum(map(bool, claims)) <= 1, claims
 
 
 def test_a_random_member_among_members_that_prefer_length_only_cares_less() -> None:

@@ -230,8 +230,8 @@ class RewardEnsemble:
         """
         alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
         baselines = {name: arrays for name, arrays in self.baselines.items() if name != VOICES}
-        kept = {"baselines": baselines, "record": replace(self.record, insight=None)}
-        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, **kept)
+        kept = replace(self, baselines=baselines, record=replace(self.record, insight=None))
+        return replace(kept, members=self.members.take(indices), weights=alpha, undecided=share)
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage.

@@ -24,10 +24,10 @@ TEXT_LENGTH = 120
 
 def evaluation_html(evaluation: Evaluation) -> str:
     """Return the insight and the headline of an evaluation and its tables; main rows are bold."""
-    full = isinstance(evaluation, FullEvaluation)
-    title, *lines = evaluation.summary if full else str(evaluation).splitlines()
+    full = evaluation if isinstance(evaluation, FullEvaluation) else None
+    title, *lines = full.summary if full else str(evaluation).splitlines()
     shown = _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
-    return (tables.insight_html(evaluation.insight) if full and evaluation.insight else "") + shown
+    return (tables.insight_html(full.insight) if full and full.insight else "") + shown
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
