@@ -175,12 +175,7 @@ def test_examples_match_rewards_and_votes() -> None:
     held_out, weights = HeldOutVotes(votes, rewards), np.array([0.2, 0.5, 0.3])
     card = member_profiles(weights, held_out)[0]
     of_text = dict(zip(votes.responses, rewards, strict=True))
-    assert len(card.typical) == len(card.distinguishing) == 3
-    for typical in card.typical:
-        prompt = list(votes.prompts).index(typical.prompt)
-        rows = votes.prompt_index == prompt
-        rivals = {*votes.responses[votes.a_index[rows]], *votes.responses[votes.b_index[rows]]}
-        assert of_text[typical.response][0] == max(of_text[text][0] for text in rivals)
+    assert len(card.distinguishing) == 3
     for pair in card.distinguishing:
         with_it = of_text[pair.preferred] > of_text[pair.other]
         assert with_it[0]
@@ -259,5 +254,5 @@ def test_leans_use_the_sample_and_other_figures_use_all_votes(monkeypatch: pytes
     found = member_profiles(weights, whole)
     for one, some, every in zip(found, of_sample, of_all, strict=True):
         assert repr((one.leans, one.likes, one.name)) == repr((some.leans, some.likes, some.name))  # some are NaN
-        assert (one.disagreement, one.typical) == (every.disagreement, every.typical)
+        assert (one.disagreement, one.distinguishing) == (every.disagreement, every.distinguishing)
         assert one.disagreement != some.disagreement

@@ -145,4 +145,4 @@ def test_cards_without_vader_differ_only_by_the_tone(
         assert named, "choose votes whose cards do not mention the tone"
         for lean, complete_lean in zip(card.leans, before.leans, strict=True):  # the number of tests differs
             assert lean.trait == "sentiment" or replace(lean, claim="") == replace(complete_lean, claim="")
-        assert (card.typical, card.views) == (before.typical, before.views)
+        assert card.distinguishing == before.distinguishing

@@ -30,12 +30,11 @@ from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import LeftOut
 from pluralign.measuring.leans import PREFERS, SIGNIFICANCE, TRAITS, Lean, SignedVotes, sample_prompts
 from pluralign.measuring.personas import pair_questions
-from pluralign.measuring.views import Views, distinctness, find_views, reward_scale, split_prompts, telling_phrases
+from pluralign.measuring.views import Views, distinctness, find_views, split_prompts, telling_phrases
 from pluralign.text.judge import JudgeModel, JudgeUsage, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, p_value_above_zero
-from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.load import VotesLike
 from pluralign.votes.prompts import Prompt
 
@@ -113,16 +112,6 @@ WORDS_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Typical:
-    """A response that a member rates far above the other responses to the same prompt."""
-
-    prompt: str
-    response: str
-    margin: float
-    """Its reward minus the mean of the others', in standard deviations of the member's reward differences."""
-
-
-@dataclass(frozen=True)
 class Distinguishing:
     """A pair on which a member strongly prefers the response that most members reject."""
 
@@ -159,7 +148,6 @@ class Profile:
     """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]
     """Phrases whose responses it rejects, the clearest first, from ``views``."""
-    typical: tuple[Typical, ...]
     distinguishing: tuple[Distinguishing, ...]
     views: Views = field(default_factory=Views, kw_only=True)
     """Phrases and positions with intervals and quotes."""
@@ -285,9 +273,9 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
     for j, name in enumerate(_names(claims)):
         wants = wanted([claim.wants for claim in claims[j][:CLAIMS_SHOWN]])
         description = " ".join(claim.sentence for claim in claims[j][:CLAIMS_SHOWN])
-        typical, distinguishing = tuple(_typical(held_out, j)), tuple(distinguishing_pairs(held_out, alpha, j))
+        distinguishing = tuple(distinguishing_pairs(held_out, alpha, j))
         weight, away, shown = float(alpha[j]), float(disagreement[j]), name or member_name(j)
-        own = leans[j], likes[j], dislikes[j], typical, distinguishing
+        own = leans[j], likes[j], dislikes[j], distinguishing
         card = Profile(j, weight, away, shown, description, *own, named=bool(name), wants=wants, views=views[j])
         profiles.append(card)
     return profiles
@@ -398,21 +386,6 @@ def capitalised(text: str) -> str:
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
-
-
-def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
-    votes, scale = held_out.preferences, reward_scale(held_out, j)
-    items = votes.items()
-    best: list[tuple[float, int]] = []
-    for rows in rows_by_prompt(votes):
-        reward = held_out.rewards[rows, j]
-        if len(rows) >= 2:
-            top = int(reward.argmax())
-            margin = (reward[top] - (reward.sum() - reward[top]) / (len(rows) - 1)) / scale
-            best.append((float(margin), int(rows[top])))
-    for margin, row in sorted(best, reverse=True)[:EXAMPLES]:
-        prompt, response = votes.prompts[items.prompt_index[row]], votes.responses[items.response_index[row]]
-        yield Typical(Prompt(prompt).text, str(response), margin)
 
 
 def distinguishing_pairs(

@@ -215,32 +215,6 @@ class PageRepresentation:
         return cls(dict(PREDICTORS), LEGEND, list(found.rows), *words)
 
 
-@dataclass(frozen=True)
-class PageVoice:
-    """One member in the insight, with its line of text."""
-
-    member: int
-    share: float
-    name: str
-    line: str
-
-
-@dataclass(frozen=True)
-class PageInsight:
-    """Who disagrees about what, as the page shows it first."""
-
-    title: str
-    sentence: str
-    voices: list[PageVoice]
-    findings: list[str]
-
-    @classmethod
-    def of(cls, found: Insight) -> "PageInsight":
-        """Return the data of the section."""
-        voices = [PageVoice(one.member, one.share, one.name, one.line) for one in found.voices]
-        return cls(found.title, found.sentence, voices, found.findings)
-
-
 LEANS_SHOWN = 5
 WARNING = (
     "Member {} disagrees with people more than chance: it and a random person prefer different responses {:.1%} of the "
@@ -287,7 +261,6 @@ class MemberCard:
     """Name, sentence and evidence of a language model's description, if it passed its check."""
     views: Sequence[CardView] = ()
     """Positions and phrases that survived on the other half of the prompts."""
-    typical: Sequence[cards.Typical] = ()
     distinguishing: Sequence[cards.Distinguishing] = ()
 
 
@@ -317,14 +290,13 @@ class PageData:
     unnamed: str = "Members without a name: there are no held-out votes to compare them on."
     """Why some members have no name; empty if all have one."""
 
-    insight: PageInsight | None = None
+    insight: Insight | None = None
     """Who disagrees about what. None without held-out votes."""
     headline: Headline | None = None
     """The main figure, the verdict and the next step. None without figures."""
     floor_note: str = ""
     """Why the floor is not compared; empty if it is."""
     test: Figures | None = None
-    verdicts: Sequence[Verdict] = ()
     comparison: Sequence[ComparedPrediction] = ()
     judgments: Sequence[Table] = ()
     """How well whole judgments and first choices are predicted."""
@@ -395,14 +367,12 @@ def collect_page_data(
 
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
     """Add the figures of an evaluation."""
-    insight = evaluation.insight if isinstance(evaluation, FullEvaluation) else record.insight
     return replace(
         page,
-        insight=PageInsight.of(insight) if insight else None,
+        insight=evaluation.insight if isinstance(evaluation, FullEvaluation) else record.insight,
         headline=headline(evaluation, record),
         floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test,
-        verdicts=list(verdicts.verdicts(evaluation)),
         comparison=[
             ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
             for row in verdicts.comparison(evaluation, page.k)
@@ -471,7 +441,6 @@ def _card(profile: cards.Profile) -> MemberCard:
             CardView(view.title, view.evidence, cut(view.quotes, TEXT_LENGTH))
             for view in (*profile.views.positions, *profile.views.phrases)
         ],
-        typical=cut(profile.typical, TEXT_LENGTH),
         distinguishing=cut(profile.distinguishing, TEXT_LENGTH),
     )
 

@@ -128,8 +128,8 @@ def _is_intact(key: bytes, packed: object) -> bool:
 HASH_DIMENSION = 1024
 CACHE_EVERY = 512
 """Texts encoded between two writes to the cache; a killed process loses at most these."""
-FIRST_BATCH, SLOW_SECONDS = 64, 20.0
-"""Texts whose time predicts that of the others, and the shortest time that is announced."""
+FIRST_BATCHES, SLOW_SECONDS = (4, 64), 20.0
+"""Texts that load the model, and whose time predicts that of the others; and the shortest time that is announced."""
 
 
 class Encoder(Protocol):
@@ -179,8 +179,9 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
     # Texts of similar length need little padding. The longest come first, so that a lack of memory shows at once.
     order = sorted(missing, key=len, reverse=True)
     done, started = len(items) - len(missing), time.monotonic()
-    first = min(FIRST_BATCH, CACHE_EVERY, len(order))
-    for start, end in itertools.pairwise([0, *range(first, len(order), CACHE_EVERY), len(order)] if order else []):
+    first, timed = (min(size, CACHE_EVERY, len(order)) for size in FIRST_BATCHES)
+    bounds = sorted({0, first, *range(min(first + timed, len(order)), len(order), CACHE_EVERY), len(order)})
+    for start, end in itertools.pairwise(bounds):
         part = order[start:end]
         vectors = encoder.encode([missing[key] for key in part])
         if store:
@@ -189,19 +190,19 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
         done += len(part)
         if progress:
             progress(done, len(items))
-        if start == 0:
-            _announce(order, len(part), time.monotonic() - started, store)
+        if start == first:  # the first batch also loads the model
+            _announce([len(text) for text in order[first:]], len(part), time.monotonic() - started, store)
+        started = time.monotonic()
     return np.stack([known[key] for key in keys])
 
 
-def _announce(keys: Sequence[str], done: int, seconds: float, store: VectorCache | None) -> None:
-    """Log how long the encoding takes, from the time of the first texts by length, if that is long."""
-    sizes = [len(key) for key in keys]
+def _announce(sizes: Sequence[int], done: int, seconds: float, store: VectorCache | None) -> None:
+    """Log how long the encoding of texts takes, from the time of the first ones by length, if that is long."""
     left = seconds * sum(sizes[done:]) / max(sum(sizes[:done]), 1)
     if left >= SLOW_SECONDS:
         about = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} seconds"
         kept = f"; their vectors are kept in {store.path.parent}, so the next run is quick" if store else ""
-        logger.warning("encoding %s texts takes about %s%s.", f"{len(keys):,}", about, kept)
+        logger.warning("encoding %s texts takes about %s%s.", f"{len(sizes):,}", about, kept)
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,18 @@ function introduction({ k, data: source, votes, undecided_note: undecided, cross
 }
 
 /** Who disagrees about what. Each voice links to the card of its member. */
-function insight({ title, sentence, voices, findings }) {
+function insight({ title, sentence, voices, unites, example, divides, trust, advice }) {
+  const agreed = unites && example ? `${unites} Example: ${example}.` : unites;
+  const findings = [agreed, divides && `People split most on: ${divides}.`, trust, advice].filter(Boolean);
   const largest = Math.max(...voices.map((voice) => voice.share));
-  const rows = voices.map(({ member, share, name, line }) =>
+  const rows = voices.map(({ member, share, name, wants, example: pair }) =>
     el(
       "li",
       { class: colour(member) },
       el("div", { class: "bar" }, sized(el("i"), share / largest)),
       el("b", { class: "number" }, percent(share)),
       el("a", { href: `#members/${member}` }, data(name, "b")),
-      el("p", {}, data(line)),
+      el("p", {}, data([wants || "no significant difference from the others", pair].filter(Boolean).join("; "))),
     ),
   );
   return [

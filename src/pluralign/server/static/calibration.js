@@ -258,7 +258,7 @@ function pairCard(pair) {
 
 // --- tables
 
-function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
+function comparisonTable({ comparison, floor_note: floorNote }) {
   const standing = ([look, words]) => el("span", { class: look }, words);
   const compared = comparison.some((one) => one.difference); // not with few prompts
   const gaps = (one) => [
@@ -284,7 +284,6 @@ function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
     "div",
     {},
     el("h2", {}, "Comparison with baselines"),
-    verdicts.map(({ kind, text }) => el("p", { class: `verdict ${kind}` }, text)),
     el(
       "p",
       {},

@@ -1,6 +1,6 @@
 // Members: how they differ, how differently they rank answers, and their disagreement with people.
 
-import { badge, clear, colour, count, data, el, longText, memberRow, meter, note, number, percent } from "./dom.js";
+import { badge, clear, colour, count, data, el, memberRow, meter, note, number, percent } from "./dom.js";
 import { memberName, plural, roving, scrollRegion, signed, versus } from "./dom.js";
 
 const CHANCE = 0.5;
@@ -65,14 +65,12 @@ function card(one) {
     folded(`Views it favours (${one.views.length})`, one.views.map(view)),
     folded("Details", one.description ? [el("p", { class: "small" }, data(one.description))] : [], ""),
     folded("Pairs where it disagrees with most members", one.distinguishing.map(minority)),
-    folded("Answers that it rates highest", one.typical.map(liked)),
   );
 }
 
 const folded = (title, content, look = "examples-of") =>
   content.length > 0 && el("details", { class: look }, el("summary", {}, title), content);
 const question = (prompt) => el("p", {}, el("b", {}, data(prompt)));
-const liked = ({ prompt, response }) => el("div", { class: "example" }, question(prompt), longText(response));
 
 function written(one) {
   const named = el("p", {}, el("b", {}, data(one.name)), " – ", data(one.sentence));
