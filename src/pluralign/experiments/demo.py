@@ -35,11 +35,10 @@ from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, 
 COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
 """What an ensemble was fitted to: the same votes, without and with who gave them."""
 SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
-PERFECT_SINGLE, TRUE_SHARES, POLICY = "perfect single reward", "true shares", "rankings, policy level"
+PERFECT_SINGLE, TRUE_SHARES = "perfect single reward", "true shares"
 """Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
     RANKINGS: {},
-    POLICY: {"level": "policy"},
     COUNTS: {"judgments": False},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }

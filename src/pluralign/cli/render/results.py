@@ -159,14 +159,9 @@ def headline_lines(found: Headline) -> Iterator[RenderableType]:
 
 
 def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = None) -> Iterator[RenderableType]:
-    """Yield the headline, every predictor that was scored on the same votes, and the scores that are not corrected."""
+    """Yield the headline, and every predictor that was scored on the same votes."""
     yield from headline_lines(first)
     yield draw(tables.comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
-    own, rival = evaluation.test, evaluation.baselines.get("soft_bt")
-    line = f"Mean absolute error {own.absolute_error:.4f}, log loss {own.log_loss:.4f}"
-    if rival is not None:
-        line += f" (soft BT: {rival.absolute_error:.4f} and {rival.log_loss:.4f})"
-    yield Text(f"{line}; neither is corrected for noise.")
     yield from map(draw, tables.judgment_tables(evaluation))
 
 
