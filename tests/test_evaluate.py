@@ -312,6 +312,8 @@ def test_rivals_are_compared_in_each_reading(votes: PreferenceSet, tmp_path: Pat
     scores = write_scores(tmp_path / "scores.jsonl", votes, len)
     found = evaluate(ensemble, votes, against=[tmp_path / "other", scores])
     other, reward = found.against
+    compared = str(found).splitlines()[-2:]
+    assert [any(name in line for name in ("other", scores.name)) for line in compared] == [True, True]
     assert (other.kind, other.level, other.name) == ("ensemble", "policy", str(tmp_path / "other"))
     assert set(other.readings) == {"vote", "policy"}
     assert set(reward.readings) == {"vote", "policy", "tempered"}
