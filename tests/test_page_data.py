@@ -196,7 +196,7 @@ def test_long_texts_are_sampled_and_other_figures_use_all_votes(
         return trait_values(prompts, responses)
 
     monkeypatch.setattr(leans, "trait_values", counted)
-    monkeypatch.setattr("pluralign.server.page.MAX_CHARACTERS", 20_000)
+    monkeypatch.setattr(leans, "MAX_CHARACTERS", 20_000)
     some = page_json(ensemble, held_out)
     assert 10_000 < characters <= 20_000
     votes = held_out.preferences

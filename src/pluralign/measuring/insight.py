@@ -131,7 +131,8 @@ def _telling(text: str, other: str) -> str:
         words = content_words(sentence)
         return len(words - known) / (len(words) + 2)
 
-    sentences = [one_line(sentence, 10 * QUOTE) for sentence in _SENTENCE.findall(text) if sentence.strip()]
+    found = (one_line(sentence.lstrip("-*• \n\t"), 10 * QUOTE) for sentence in _SENTENCE.findall(text))
+    sentences = [sentence for sentence in found if sentence]
     return f"“{shortened(max(sentences, key=own, default=''), QUOTE)}”"
 
 
