@@ -269,11 +269,6 @@ def test_minilm_has_four_layers_by_default() -> None:
     np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
 
 
-def test_a_bad_precision_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
-        EncodeOptions(precision="float23")  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model whose vectors are hashed words, slightly different in bfloat16: real products may end this process."""
@@ -642,11 +637,6 @@ def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths
         assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / n_cores + 1)
     in_order = [lengths[row] for rows in batches for row in rows]
     assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
-
-
-def test_few_texts_are_spread_over_the_cores() -> None:
-    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
-    assert cores.core_batches([100], cores=8) == [[0]]
 
 
 @pytest.mark.slow

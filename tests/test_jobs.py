@@ -438,7 +438,6 @@ def test_the_command_summarises_its_results(ensemble: Path, write_jsonl: WriteLi
         ({"engine": "ray", "workers": 0}, "workers must be at least 1, not 0"),
         ({"engine": "ray", "worker_gpus": -1.0}, "worker_gpus must not be below 0"),
         ({"shard_rows": 0}, "shard_rows must be at least 1, not 0"),
-        ({"encoder": "none", "surface": False}, "there is nothing to encode with"),
         ({"shards": 3}, "there is no option 'shards'"),
     ],
 )

@@ -73,9 +73,7 @@ def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("nowhere", r"nowhere: no such folder, file or hub id"),
-        ("./no/where", r"no such folder, file or hub id"),
         ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file; check the path"),
-        ("scores.parquet", r"there is no such file"),
     ],
 )
 def test_an_unknown_name_raises_data_error(name: str, words: str) -> None:
@@ -197,9 +195,7 @@ def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> N
     ("change", "words"),
     [
         ({"score": math.nan}, r"row 2: score is nan; give a finite number"),
-        ({"score": math.inf}, r"row 2: score is inf"),
         ({"score": "high"}, r"row 2: score is 'high', not a number"),
-        ({"score": None}, r"row 2: score is None, not a number"),
         ({"score": True}, r"row 2: score is True"),
         ({"score": [1.0, 2.0]}, r"row 2: score has another length than in earlier rows"),
         ({"prompt": None}, r"row 2: there is no value for prompt"),

@@ -140,23 +140,13 @@ def with_evaluation(found: ReportData, evaluation: Evaluation) -> ReportData:
 
 
 def test_the_page_starts_with_the_insight_then_the_headline(ensemble: RewardEnsemble, found: ReportData) -> None:
-    first = headline(evaluation_of(ensemble), ensemble.record, "town", in_report=True)
+    first = headline(evaluation_of(ensemble), ensemble.record, "town")
     text = html.unescape(page(ensemble, found, folder="town"))
     insight = found.insight
     assert insight is not None
     lines = (insight.title, insight.sentence, *insight.findings, "<details", first.main, first.verdict, first.next_step)
     places = [text.index(line) for line in lines]
     assert places == sorted(places)
-
-
-def test_the_next_step_of_a_report_is_not_another_report(ensemble: RewardEnsemble) -> None:
-    evaluation = evaluation_of(ensemble)
-    far_ahead = {
-        name: replace(one, difference=Interval(-0.02, -0.03, -0.01, 0.01)) for name, one in evaluation.baselines.items()
-    }
-    ahead = replace(evaluation, baselines=far_ahead)
-    assert headline(ahead, ensemble.record, "town", in_report=True).next_step == "pluralign serve town."
-    assert headline(ahead, ensemble.record, "town").next_step.startswith("pluralign report town -o report.html")
 
 
 def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: ReportData) -> None:

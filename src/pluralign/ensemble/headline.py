@@ -52,16 +52,13 @@ def main_evaluation(record: FitRecord) -> Evaluation | None:
     return record.cross_validation or record.evaluation
 
 
-def headline(
-    evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR", *, in_report: bool = False
-) -> Headline:
+def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR") -> Headline:
     """Return the headline of an evaluation.
 
     Args:
         evaluation: figures of a predictor on held-out votes.
         record: of the ensemble that was measured; None for other predictors.
         folder: of that ensemble, for the command of the next step.
-        in_report: the report shows it, so the next step is not to write one.
     """
     if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
         leaked = f"No verdict: {evaluation.left_out.sentence}"
@@ -76,7 +73,7 @@ def headline(
         place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
     main = _main(evaluation, held_out=record is not None and bool(record.method))
-    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder, in_report))
+    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder))
 
 
 def voices_sentence(evaluation: Evaluation) -> str:
@@ -146,11 +143,9 @@ def _single_as_good(evaluation: Evaluation) -> str | None:
     return best if best and standing(singles[best].difference) != "ahead" else None
 
 
-def _next_step(
-    evaluation: Evaluation, baseline: Compared | None, record: FitRecord | None, folder: str, in_report: bool
-) -> str:
+def _next_step(evaluation: Evaluation, baseline: Compared | None, record: FitRecord | None, folder: str) -> str:
     place, beats_half = _place(baseline), _place(evaluation.baselines.get("constant_half")) == "ahead"
-    report, serve = f"pluralign report {folder} -o report.html", f"pluralign serve {folder}"
+    serve = f"pluralign serve {folder}"
     encoder = str(record.options.get("encoder", "")) if record else ""
     if evaluation.prompts < ENOUGH_CLUSTERS:
         if record and record.evaluation is evaluation and record.data and not record.tuning:
@@ -161,7 +156,7 @@ def _next_step(
     if place == "ahead":
         if not record:
             return "compare it with other predictors (--against)."
-        return f"{serve}." if in_report else f"{report}, or {serve}."
+        return f"{serve}."
     if not record:
         return "fit an ensemble on votes of the same kind (pluralign fit), and compare it with --against."
     better_encoder = "fit with --encoder minilm, which reads the meaning of texts." if encoder in WEAK_ENCODERS else ""
@@ -173,18 +168,5 @@ def _next_step(
     if better_encoder:
         return better_encoder
     if place == "level":
-        if baseline and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts)):
-            better = "whether the ensemble or one reward predicts better"
-            return f"use it as it is; about {enough:,} held-out prompts would show {better}, at the same difference."
-        return f"{serve if in_report else report}; one reward predicts these votes as well."
+        return f"{serve}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
-
-
-def _prompts_to_decide(difference: Interval, prompts: int) -> int | None:
-    """Return how many prompts an interval of half the difference would need; None if it is too many to be useful."""
-    width, mean = difference.high - difference.low, difference.mean
-    needed = prompts * (width / (2 * mean)) ** 2 if mean else math.inf
-    if not needed < 100 * prompts:
-        return None
-    digits = max(len(str(int(needed))) - 2, 0)
-    return int(round(needed, -digits))

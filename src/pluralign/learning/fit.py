@@ -5,7 +5,7 @@ The order of the work: hold out test prompts, make features, choose on validatio
 (``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
 
 To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
-``pairs`` and ``teacher`` (which builds on ``bradley_terry``), in this order.
+``pairs`` and ``bradley_terry``, in this order.
 """
 
 import logging

@@ -29,12 +29,12 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map, spanned_axes, without_clipping
 from pluralign.ensemble.record import CHANCE, NEGLIGIBLE_WEIGHT, HistoryRow
+from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.choose import fit_joint, fit_stagewise
 from pluralign.learning.measure import bound_cost, measure_fit
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs, scores
 from pluralign.learning.task import FitTask, Fitted, LearningData
-from pluralign.learning.teacher import TrainedTeacher
 from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
 from pluralign.text.encoders import TextFeatures

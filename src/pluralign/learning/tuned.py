@@ -33,6 +33,7 @@ from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
+from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.choose import validated_members
 from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
 from pluralign.learning.measure import measure_fit
@@ -47,7 +48,6 @@ from pluralign.learning.task import (
     choose_temperature,
     decisive_options,
 )
-from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error

@@ -107,19 +107,6 @@ def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
     return np.where(prob_a == 0.5, np.nan, np.where(prob_a > 0.5, prob_hat, 1 - prob_hat))
 
 
-def certain_though_contested(shares: Mapping[str, MajorityShare]) -> float:
-    """Return the share of contested or even pairs with more than .9 predicted for one side.
-
-    Example:
-        >>> some, none = MajorityShare(3, .6, .9, .7, 1.0), MajorityShare(1, .5, .5, .5, 0.0)
-        >>> certain_though_contested({"contested": some, "even": none})
-        0.75
-    """
-    parts = [shares[name] for name in ("contested", "even") if shares[name].pairs]
-    total = sum(part.pairs for part in parts)
-    return sum(part.pairs * part.certain for part in parts) / total if total else float("nan")
-
-
 # --- The results of an evaluation.
 
 
@@ -181,8 +168,6 @@ class FullEvaluation(Evaluation):
     against: list[OtherPredictor]
     majority: Mapping[str, MajorityShare]
     """Share of the majority's side, observed and predicted, by how people split."""
-    certain_though_contested: float
-    """Share of contested pairs with more than .9 predicted for one side."""
     groups: Mapping[str, list[by_group.Group]]
     worst_group: by_group.WorstGroup | None
     adversarial: list[by_group.AdversarialGroup]
@@ -362,7 +347,6 @@ def evaluate(
         headline=headline(figures, ensemble.record if ensemble is not None else None, name),
         against=others,
         majority=majority,
-        certain_though_contested=certain_though_contested(majority),
         groups=groups,
         worst_group=worst_group,
         adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),

@@ -124,7 +124,7 @@ def page(
         camps: for a town hall, which camps members stand for, by the features of the fit.
         details: more tables.
     """
-    first, drawn = headline(data.main, ensemble.record, folder, in_report=True), draw_figures(data)
+    first, drawn = headline(data.main, ensemble.record, folder), draw_figures(data)
     fitted = data.record.data
     return (
         _environment()

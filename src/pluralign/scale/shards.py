@@ -66,7 +66,7 @@ class Plan:
         return [number for number in range(len(self.shards)) if shard_name(number) not in done]
 
 
-def read_json(kind: type[Value], path: Path) -> Value:
+def read_stored(kind: type[Value], path: Path) -> Value:
     """Return a dataclass that is stored as JSON. Raises DataError if the file is damaged."""
     try:
         return from_json(kind, json.loads(path.read_text(encoding="utf-8")))
@@ -105,7 +105,7 @@ class Worker:
         if fingerprint(self.plan_file.read_bytes()) != self.plan_hash:
             folder = str(self.plan_file.parents[1])
             raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
-        return read_json(Plan, self.plan_file)
+        return read_stored(Plan, self.plan_file)
 
     def prepare(self) -> Transform:
         """Load the encoder or the ensemble, and return the function that transforms rows."""

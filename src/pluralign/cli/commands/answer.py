@@ -182,6 +182,7 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
     from pluralign.answering.answer import Answerer
+    from pluralign.answering.answer import answer as answer_prompt
     from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
     from pluralign.votes.load import as_choices
@@ -212,7 +213,7 @@ def answer(
             sampler.prepare()
     texts = functools.partial(_candidates_for, prompt, candidates) if candidates else None
     with console.progress_bar("Encoding texts") as progress:
-        result = answerer.answer(request, texts, progress=progress)
+        result = answer_prompt(answerer, request, texts, progress=progress)
     prompts = len(answerer.held_out.preferences.prompts) if answerer.held_out else 0
     console.emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
 

@@ -121,9 +121,6 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
         yield draw(tables.member_table([member.weight for member in evaluation.members], evaluation))
     yield from member_warnings(evaluation.members, evaluation.undecided)
     yield draw(tables.majority_table(evaluation.majority, evaluation))
-    if not math.isnan(evaluation.certain_though_contested):
-        share = f"{evaluation.certain_though_contested:.0%}"
-        yield dim(f"One side is predicted above .9 for {share} of contested or even pairs.")
     for table in tables.group_tables(evaluation.groups):
         yield draw(table.without("Brier"))
     if evaluation.worst_group:
