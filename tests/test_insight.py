@@ -117,8 +117,8 @@ def test_trust_is_the_root_of_the_corrected_score_if_it_has_one(
 
 
 def test_quotes_have_no_control_characters() -> None:
-    sides = [[f"{word} {i} \x1b]0;x\x07 longer words here" for i in range(60)] for word in ("yes", "no")]
-    people = PreferenceSet.from_columns([f"q{i}\x1b[2J" for i in range(60)], *sides, [5] * 60, [1] * 60)
+    yes, no = ([f"{word} {i} \x1b]0;x\x07 longer words here" for i in range(60)] for word in ("yes", "no"))
+    people = PreferenceSet.from_columns([f"q{i}\x1b[2J" for i in range(60)], yes, no, [5] * 60, [1] * 60)
     ensemble = fit(people, k=2, encoder="none")
     assert "yes" in str(ensemble)
     assert "\x1b" not in str(ensemble)
