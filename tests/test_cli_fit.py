@@ -273,8 +273,12 @@ def test_a_wrong_name_or_value_is_one_sentence(text: str, sentence: str, config:
 def test_a_file_that_is_missing_or_no_toml_is_one_sentence(config: Callable[[str], Path], tmp_path: Path) -> None:
     path = config("k = ")
     assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: Invalid value")
-    path.write_bytes(b"\xff")
-    assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: ")
+    deep, long = b"k = " + 10**5 * b"[" + 10**5 * b"]", b"seed = " + 5000 * b"9"
+    for content in (b"\xff", deep, b"rename = {a = " + deep, long):
+        path.write_bytes(content)
+        done = run("fit", "--config", path)
+        assert done.stderr.startswith(f"pluralign: {path} must be a TOML file: ")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     missing = tmp_path / "missing.toml"
     assert run("fit", "--config", missing).stderr == f"pluralign: there is no file {missing}.\n"
 

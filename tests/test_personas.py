@@ -75,7 +75,7 @@ def test_a_model_writes_personas_from_prompts_and_too_few_are_an_error() -> None
     assert personas.write_personas(parrot, 2, ["Trees?"]) == ("A gardener who likes trees", "A driver who likes roads")
     with pytest.raises(DataError, match="wrote 2 personas, not 3"):
         personas.write_personas(parrot, 3, ["Trees?"])
-    with pytest.raises(UsageError, match="--model"):
+    with pytest.raises(UsageError, match="model"):
         personas.find_personas("personas:3", None)
     with pytest.raises(UsageError, match="from 1 to 64"):
         personas.find_personas("personas:0", Parrot())

@@ -22,6 +22,7 @@ from town_raters import town_raters, town_representation
 
 from pluralign import PreferenceSet, RewardEnsemble, UsageError, town_hall
 from pluralign.core.json_values import to_json
+from pluralign.core.text import printable
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, LeftOut
@@ -41,7 +42,10 @@ from pluralign.publishing.figures import (
 from pluralign.publishing.report import page
 from pluralign.theory.intervals import Interval
 
-HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    " & </pre></article> \x1b[2J\x07\u202e\x9b"
+)
 
 
 @pytest.fixture(scope="module")
@@ -221,13 +225,14 @@ def test_no_number_is_a_negative_zero(ensemble: RewardEnsemble, found: ReportDat
 
 
 def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnsemble, found: ReportData) -> None:
-    with pytest.raises(UsageError, match="no held-out figures: name votes with --data"):
+    with pytest.raises(UsageError, match="no held-out figures: name votes with votes"):
         page(ensemble, replace(found, record=replace(found.record, evaluation=None)))
 
 
 def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     text = page(ensemble, collect_report_data(ensemble, hostile(held_out)), name=HOSTILE)
     assert "&lt;script&gt;" in text
+    assert printable(text) == text
     parsed = tags(text)
     assert parsed.open == []
     assert not {"script", "img"} & set(parsed.seen)

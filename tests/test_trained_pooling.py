@@ -274,7 +274,7 @@ def test_only_sentence_encoders_have_it(encoder: Path, tmp_path: Path, change: d
 def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> None:
     with pytest.raises(UsageError, match="need a folder for their models"):
         fit(votes, encoder=str(encoder), **QUICK)
-    with pytest.raises(UsageError, match="name --layers by number"):
+    with pytest.raises(UsageError, match="name layers by number"):
         trained_pooling.frozen_encoder(FitOptions(encoder=str(encoder), layers="last"))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.json_values import to_json
+from pluralign.core.text import printable
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
@@ -130,7 +131,7 @@ class ModelCard:
             settings=without_path(to_json({name: part for name, part in settings.items() if part})),
             version=__version__,
         )
-        return card
+        return printable(card)
 
 
 def without_path(value: Any) -> Any:

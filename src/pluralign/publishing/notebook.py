@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pluralign.core.text import shortened
+from pluralign.core.text import printable, shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
@@ -61,4 +61,4 @@ def _block(title: str, headline: Sequence[str], *shown_tables: Table) -> str:
         *lines[2:],
         *map(tables.as_html, shown_tables),
     ]
-    return f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>"
+    return printable(f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>")

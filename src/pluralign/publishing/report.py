@@ -19,6 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pluralign.core.files import REPORT_MARK, atomic_write, refuse_foreign
+from pluralign.core.text import printable
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
@@ -126,7 +127,7 @@ def page(
     """
     first, drawn = headline(data.main, ensemble.record, folder), draw_figures(data)
     fitted = data.record.data
-    return (
+    return printable(
         _environment()
         .get_template("report.html")
         .render(

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from pluralign.answering.answer import Answerer
-from pluralign.answering.request import MODES
+from pluralign.answering.request import MODES, Voters
 from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.options import with_changes
@@ -173,6 +173,7 @@ def create_app(
     shown = EnsembleResponse(
         **vars(page),
         can_generate=generator is not None,
+        cannot_steer=Voters.of(answerer.ensemble).cannot_steer,
         policies=sorted(answerer.policies),
         generator=generator.name if generator else None,
         modes=list(MODES),

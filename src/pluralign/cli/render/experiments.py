@@ -105,14 +105,16 @@ def _asked_lines(asked: Asked) -> Iterator[RenderableType]:
     covered = sum(asked.share_of(entry.text) for entry in answer.answers)
     yield _indented(Text(f"“{asked.prompt}”", style="italic"))
     yield Text(
-        f"{len(answer.answers)} of {answer.candidates} answers are the first choice of a member. For {covered:.0%} of "
+        f"{len(answer.answers)} of {answer.candidates} answers are on the slate. For {covered:.0%} of "
         "the town, their first choice is among these. Weight of the members, share of the town:"
     )
     yield _texts(
         (f"{entry.weight:.0%}, {asked.share_of(entry.text):.0%}", entry.text) for entry in answer.answers[:SLATE_SHOWN]
     )
-    if chosen:
-        yield Text(f"Consensus: {chosen.least_support:.0%} of the weight prefer this answer to its strongest rival.")
+    if chosen and chosen.least_support is not None:
+        yield Text(
+            f"Consensus: {chosen.least_support:.0%} of people prefer this answer to its strongest rival (predicted)."
+        )
         yield _indented(Text(shortened(visible(chosen.text), CONSENSUS_LENGTH)))
 
 

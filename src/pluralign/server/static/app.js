@@ -4,7 +4,7 @@ import { call, onKeyNeeded } from "./api.js";
 import { ask } from "./ask.js";
 import { calibration } from "./calibration.js";
 import { compare } from "./compare.js";
-import { clear, colour, count, data, el, percent, plural, sized } from "./dom.js";
+import { clear, colour, count, data, el, percent, plural, printable, sized } from "./dom.js";
 import { members } from "./members.js";
 
 const VIEWS = { ask, calibration, members, compare };
@@ -33,7 +33,7 @@ try {
   start(await call("v1/ensemble"));
 } catch (error) {
   at("lead").hidden = true;
-  at("alert").textContent = error.message;
+  at("alert").textContent = printable(error.message);
   at("alert").hidden = false;
 }
 
