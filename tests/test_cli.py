@@ -65,7 +65,7 @@ def test_help_of_a_command_has_examples_and_its_seed(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "answer"),
-    [(["fitt"], "Did you mean 'fit'?"), (["fit", "--metod", "joint"], "--method"), (["inspect", "dmo"], "'demo'?")],
+    [(["fitt"], "did you mean 'fit'"), (["fit", "--metod", "joint"], "--method"), (["inspect", "dmo"], "'demo'?")],
     ids=" ".join,
 )
 def test_a_misspelt_name_is_answered_with_the_right_one(arguments: list[str], answer: str) -> None:
@@ -177,7 +177,7 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
         "1. Votes",
         "A: ",
         "2. Who disagrees",
-        "People split most on",
+        "At least 80% of people agree on",
         "Trust: a predicted share",
         "3. Who is",
         "vote counts",
