@@ -1,9 +1,10 @@
-"""Pairs with simulated votes, and numerical gradients, for tests of training."""
+"""Pairs with simulated votes, numerical gradients and the gap of simplex weights, for tests of training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pluralign.learning.pairs import Differences, Matrix, Pairs
@@ -57,3 +58,10 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
 
     parts = [moved(votes.judgments, votes) for votes in sets if votes.judgments is not None]
     return replace(joined, tie_rule=sets[0].tie_rule, judgments=concatenated(parts) if parts else None)
+
+
+def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
+    """Return the Frank–Wolfe gap, an upper bound on f(a) − min f for f(a) = mean (V a − p)² on the simplex."""
+    v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
+    gradient = 2 * v.T @ (v @ a - p) / len(p)
+    return float(gradient @ a - gradient.min())

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, run, run_in_terminal, run_process
+from conftest import WriteLines, facts_of, printed, run, run_in_terminal, run_process
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
+from pluralign import FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
 from pluralign.cli.options import command_history
 from pluralign.ensemble.members import FeatureMap, LinearMembers
-from pluralign.learning.options import FitOptions
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 
@@ -57,14 +56,7 @@ def as_lines(*records: dict[str, Any]) -> str:
 
 def text_of(*arguments: str | Path) -> str:
     """What a command that succeeds prints, without line ends."""
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.split())
-
-
-def facts_of(*arguments: str | Path) -> Any:
-    """What a command that succeeds prints as JSON."""
-    return json.loads(text_of(*arguments, "--json"))
+    return " ".join(printed(*arguments).split())
 
 
 # --- fit and evaluate -------------------------------------------------------------------------------------------------
@@ -83,9 +75,6 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
     assert (facts["method"], facts["k"], facts["options"]["seed"]) == ("stagewise", 3, 2)
     assert [record["k"] for record in facts["history"]] == [1, 2, 3]
     assert sum(facts["weights"]) == pytest.approx(1)
-    assert set(facts["test"]) >= {"brier", "brier_corrected", "noise", "log_loss", "interval"}
-    assert set(facts["baselines"]) >= BASELINES
-    assert all(set(member) >= {"weight", "disagreement", "regret"} for member in facts["members"])
     saved = RewardEnsemble.load(tmp_path / "out")
     assert (saved.weights.tolist(), saved.undecided) == (facts["weights"], facts["undecided"])
 
@@ -107,7 +96,7 @@ def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.C
 
 
 def test_evaluate_scores_the_same_baselines_on_other_votes(
-    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     folder, _ = fitted
     facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
@@ -119,18 +108,11 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     errors = (RewardEnsemble.load(folder).prob_hat(votes) - votes.prob_a) ** 2
     assert facts["test"]["brier"] == pytest.approx(errors.mean(), abs=1e-9)
 
-    other = tmp_path / "other.jsonl"
-    town_hall(200, seed=1).preferences.save(other)
-    text = text_of("evaluate", folder, other)
-    for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
-        assert words in text, words
-
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
     dataclasses.replace(some_ensemble(), undecided=0.3).save(tmp_path)
     evaluated, certified = text_of("evaluate", tmp_path, data), text_of("certify", tmp_path, data)
     assert "Undecided share: 30 %. No member explains these votes" in evaluated
-    assert "Mean absolute error 0." in evaluated
     assert "3 members, undecided share 30.0%" in certified
     assert "counts as two rewards" in certified
     pruned = text_of("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned")
@@ -151,16 +133,6 @@ def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(dat
     assert code == 0
     assert json.loads(out)["k"] == 3
     assert "held-out Brier" in shown
-
-
-def test_a_cache_folder_that_is_a_file_is_a_note(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLURALIGN_CACHE", str(tmp_path / "file"))
-        done = run("fit", data, "-o", tmp_path / "out", "--encoder", "hashing")
-    assert done.returncode == 0
-    assert done.stderr.startswith("note: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_help_of_fit_shows_every_option_with_its_help() -> None:
@@ -203,21 +175,6 @@ def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
     assert there["prob_hat"] == pytest.approx(1 - back["prob_hat"])
     weights = some_ensemble().weights
     assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
-
-
-def test_empty_input_gives_empty_output(folder: Path) -> None:
-    for command in ("score", "compare"):
-        done = run(command, folder)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_bad_line_ends_the_stream_and_its_row_is_named(folder: Path) -> None:
-    good = {"prompt": "Tea?", "response": "Yes."}
-    done = run("score", folder, stdin=as_lines(*[good] * 300, {"prompt": "Tea?"}))
-    assert done.returncode == 2
-    assert done.stderr.startswith("pluralign: standard input, row 301: there is no value for response")
-    assert done.stderr.count("\n") == 1
-    assert len(done.stdout.splitlines()) == 256, "the batches before it were answered"
 
 
 def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
@@ -295,8 +252,6 @@ def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], vote
         ("k = [2]", "k must be one value, not [2]."),
         ("seed = 1.5", "seed cannot be 1.5: "),
         ("epochs = 'two'", "epochs cannot be 'two': "),
-        ("surface = 'nope'", "surface cannot be 'nope': "),
-        ("method = 'stagewis'", "method cannot be 'stagewis': "),
         ('features = "a\\u0000b"', "features must not have a null character."),
     ],
 )
@@ -432,15 +387,15 @@ def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
         assert changed.loaded is None
     ensemble = fit(town[:120], k=1, encoder="none", method="stagewise")
     assert command_history(ensemble.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
-    raters = load_rater_votes("demo:160", "rater")
-    counted = fit(raters.preferences, k=1, encoder="none", method="stagewise")
+    counts = dataclasses.replace(load_rater_votes("demo:160", "rater").preferences, judgments=None)
+    counted = fit(counts, k=1, encoder="none", method="stagewise")
     assert command_history(counted.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
 
 
 def test_a_pruned_ensemble_names_both_commands(town_folder: Path, tmp_path: Path) -> None:
     pruned = tmp_path / "pruned"
-    assert run("prune", town_folder, "-o", pruned, "--beta", "3").returncode == 0
+    assert run("prune", town_folder, "-o", pruned, "--beta", "3", "--furthest").returncode == 0
     record = RewardEnsemble.load(pruned).record
     first, second, _ = command_history(record, pruned, ["report"])
     assert first[:5] == ["pluralign", "fit", "demo:480", "-o", str(town_folder)]
-    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3"]
+    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3", "--furthest"]

@@ -11,20 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import WriteLines, run, run_process, wide
+from conftest import WriteLines, printed, run, run_process, wide
 from rich.text import Text
 
-from pluralign.cli.console import (
-    FIRST_SECONDS,
-    LEAST_SECONDS,
-    MOST_SECONDS,
-    PlainLines,
-    note,
-    plain_progress,
-    print_json,
-    progress_bar,
-    show,
-)
+from pluralign.cli import console
 from pluralign.cli.render.results import FitWatch, draw
 from pluralign.core.files import REPORT_MARK
 from pluralign.core.text import printable, printable_json
@@ -50,7 +40,7 @@ def test_control_characters_are_removed_and_lines_stay() -> None:
 
 
 def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"text": HOSTILE})
+    console.print_json({"text": HOSTILE})
     printed = capsys.readouterr().out
     assert not hostile_in(printed)
     assert json.loads(printed) == {"text": HOSTILE}
@@ -58,8 +48,8 @@ def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[s
 
 
 def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
-    show([HOSTILE, Text(HOSTILE), draw(Table(HOSTILE, ("name",), [[HOSTILE]]))])
-    note(HOSTILE)
+    console.show([HOSTILE, Text(HOSTILE), draw(Table(HOSTILE, ("name",), [[HOSTILE]]))])
+    console.note(HOSTILE)
     out, err = capsys.readouterr()
     assert out.count("]0;title") == 4
     assert not hostile_in(out + err)
@@ -123,11 +113,11 @@ def test_a_terminal_without_unicode_gets_escapes(write_jsonl: WriteLines, monkey
 # --- progress without a terminal --------------------------------------------------------------------------------------
 
 
-def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[str]:
+def lines_of(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[str]:
     """The lines of work whose steps take so many seconds each."""
     lines: list[str] = []
     now = 0.0
-    progress = plain_progress(words, PlainLines(lines.append, lambda: now))
+    progress = console.plain_progress(words, console.PlainLines(lines.append, lambda: now))
     for done, total in steps:
         now += seconds
         progress(done, total)
@@ -135,18 +125,18 @@ def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[st
 
 
 def test_short_work_prints_nothing() -> None:
-    assert printed("Encoding texts", FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
+    assert lines_of("Encoding texts", console.FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
-    slow = printed("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
-    assert len(slow) == 600 // MOST_SECONDS
-    fast = printed("Reading", 1, [(done, 60) for done in range(1, 61)])
-    assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
+    slow = lines_of("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
+    assert len(slow) == 600 // console.MOST_SECONDS
+    fast = lines_of("Reading", 1, [(done, 60) for done in range(1, 61)])
+    assert len(fast) == 1 + (60 - console.FIRST_SECONDS) // console.LEAST_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
-    lines = printed("Reading", MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
+    lines = lines_of("Reading", console.MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
@@ -157,7 +147,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     no_waiting(monkeypatch)
-    with progress_bar("Encoding \x1btexts") as progress:
+    with console.progress_bar("Encoding \x1btexts") as progress:
         assert progress is not None
         progress(1200, 5000)
     assert capsys.readouterr() == ("", "Encoding texts: 1,200 of 5,000 (24 %)\n")
@@ -285,8 +275,7 @@ def test_a_file_is_written_through_a_link(name: str, exists: bool, words: dict[s
         target.touch()
     words["OUT"].symlink_to(target)
     more = ["--encoder", "none", "--k", "2", "--target", "votes"] if name.startswith("fit") else []
-    done = run(*filled(FILES[name], words), *more)
-    assert done.returncode == 0, done.stderr
+    printed(*filled(FILES[name], words), *more)
     assert words["OUT"].is_symlink()
     assert len(target.read_text()) > 20
 
@@ -295,8 +284,7 @@ def test_a_folder_is_written_through_a_link(words: dict[str, Path], tmp_path: Pa
     target = tmp_path / "target"
     target.mkdir()
     words["OUT"].symlink_to(target)
-    done = run(*filled(FOLDERS["prune"], words))
-    assert done.returncode == 0, done.stderr
+    printed(*filled(FOLDERS["prune"], words))
     assert words["OUT"].is_symlink()
     assert (target / "ensemble.json").is_file()
 

@@ -26,21 +26,27 @@ from hypothesis import strategies as st
 from test_classifier import write_llama
 from tiny import word_tokenizer
 
-from pluralign import RewardEnsemble, fit
+from pluralign import RewardEnsemble, fit, town_hall
 from pluralign import encode as encode_votes
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import cache_folder
 from pluralign.learning import joint
-from pluralign.text import encoders, loading
+from pluralign.text import loading
 from pluralign.text import transformer as cores
-from pluralign.text.encoders import HashingEncoder, VectorCache, default_encoder, encode, load_encoder, vector_key
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import (
+    HashingEncoder,
+    TextFeatures,
+    VectorCache,
+    default_encoder,
+    encode,
+    load_encoder,
+    vector_key,
+)
 from pluralign.text.options import EncodeOptions, choose_layers, layers_text, parse_layers
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt, chat_messages, plain_text, text_key
-from pluralign.votes.town_hall.town_hall import town_hall
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
 
@@ -94,7 +100,7 @@ def test_without_the_cache_no_file_is_read_or_written(own_cache: Path) -> None:
 
 
 def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     items: list[Item] = [("x", "a" * length) for length in range(5)]
     with pytest.raises(RuntimeError, match="out of memory"):
         encode(items, Counting(fails_at=1), surface=False)
@@ -103,8 +109,23 @@ def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest
     assert [[len(response) for _, response in call] for call in again.calls] == [[2, 1], [0]], "the longest first"
 
 
+def test_a_long_encoding_is_announced_after_a_first_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own_cache: Path
+) -> None:
+    items: list[Item] = [("x", "a" * (100 - place)) for place in range(100)]
+    encode(items, Counting(), surface=False)
+    assert caplog.text == ""
+    monkeypatch.setattr("pluralign.text.encoders.SLOW_SECONDS", 0.0)
+    again = Counting()
+    encode(items, again, surface=False, cache=False)
+    assert [len(call) for call in again.calls] == [4, 64, 32]
+    assert caplog.text.count("encoding 96 texts takes about") == 1
+    encode([("y", response) for _, response in items], Counting(), surface=False)
+    assert f"kept in {own_cache}" in caplog.text
+
+
 def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     encode([("x", "a")], Counting(), surface=False)
     reports: list[tuple[int, int]] = []
     items: list[Item] = [("x", "a"), ("x", "b"), ("x", "c"), ("x", "d"), ("x", "b")]
@@ -246,11 +267,6 @@ def test_minilm_has_four_layers_by_default() -> None:
     assert (vectors.shape, own.shape) == ((2, 4 * 384 + 20), (2, 384 + 20))
     normalised = vectors[:, 3 * 384 : -20] / np.linalg.norm(vectors[:, 3 * 384 : -20], axis=1, keepdims=True)
     np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
-
-
-def test_a_bad_precision_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
-        EncodeOptions(precision="float23")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -621,11 +637,6 @@ def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths
         assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / n_cores + 1)
     in_order = [lengths[row] for rows in batches for row in rows]
     assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
-
-
-def test_few_texts_are_spread_over_the_cores() -> None:
-    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
-    assert cores.core_batches([100], cores=8) == [[0]]
 
 
 @pytest.mark.slow

@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import run
+from conftest import facts_of
 from tiny import camp_votes, write_backbone
 
-from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import DataError, PreferenceSet, RewardEnsemble, certify, export, fit
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
-from pluralign.learning.fit import fit
-from pluralign.measuring.certificate import certify
-from pluralign.publishing.export import export
 from pluralign.text import finetuned as tuned
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.loading import model_folder
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 
 torch: Any = importlib.import_module("torch")
@@ -178,9 +173,7 @@ def test_changed_or_missing_files_raise_data_error(
 @pytest.mark.slow
 def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(towns: dict[Any, Path], tmp_path: Path) -> None:
     folder = towns["joint", False]
-    pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--json")
-    assert pruned.returncode == 0, pruned.stderr
-    kept = json.loads(pruned.stdout)["kept"]
+    kept = facts_of("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--furthest")["kept"]
     whole, part = RewardEnsemble.load(folder), RewardEnsemble.load(tmp_path / "pruned")
     np.testing.assert_allclose(part.rewards(ITEMS), whole.rewards(ITEMS)[:, kept], atol=1e-5)
     evidence = load_held_out(folder)

@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import printed, run
 from test_classifier import write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble, write_adapter
 
-from pluralign import RewardEnsemble, evaluate, export, town_hall
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, evaluate, export, town_hall
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing import export as frozen_export
 from pluralign.publishing.standalone.reward_model import RewardModel
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt
@@ -199,17 +198,16 @@ def test_the_script_predicts_shares_and_gives_reward_functions(tmp_path: Path) -
 
 
 def test_the_command_exports_a_frozen_ensemble_whole(town_folder: Path, tmp_path: Path) -> None:
-    done = run("export", town_folder, "-o", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["warnings"] == []
+    shown = printed("export", town_folder, "-o", tmp_path / "out", "--json")
+    assert json.loads(shown)["warnings"] == []
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".safetensors")
     assert names == ["README.md", "ensemble.json", "pluralign.json", "reward_model.py"], "no held-out votes"
     assert len([*(tmp_path / "out").glob("*.safetensors")]) == 1
     lines = '{"prompt": "Tea?", "response": "Yes."}\n'
     command = [sys.executable, "-I", str(tmp_path / "out" / "reward_model.py")]
-    printed = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
+    rewards = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
     expected = RewardEnsemble.load(town_folder).rewards([("Tea?", "Yes.")])[0]
-    np.testing.assert_allclose(json.loads(printed)["rewards"], expected, atol=1e-4)
+    np.testing.assert_allclose(json.loads(rewards)["rewards"], expected, atol=1e-4)
     refused = run("export", town_folder, "-o", tmp_path / "one", "--member", "0")
     assert refused.returncode == 2
     assert "is exported whole" in refused.stderr
@@ -362,12 +360,3 @@ def test_an_encoder_that_has_moved_is_given_by_its_new_place(tmp_path: Path) -> 
     other = write_bert(tmp_path / "other", initializer_range=0.1)
     with pytest.raises(DataError, match="is not the one the ensemble was fitted with"):
         RewardEnsemble.from_pretrained(tmp_path / "dir", encoder=str(other)).rewards(ITEMS)
-
-
-def test_a_failed_upload_is_one_sentence(town_folder: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(importlib.import_module("huggingface_hub"), "upload_folder", fail)
-    with pytest.raises(DataError, match=r"upload to the hub failed .*no route to host\); check .* network\.$"):
-        RewardEnsemble.load(town_folder).push_to_hub("my-org/town")

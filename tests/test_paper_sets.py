@@ -16,13 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import pairs_of as pairs
 
+from pluralign import LoadOptions, PreferenceSet, inspect, load_preferences
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.votes.load import load_preferences
-from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
 PERSONALLLM_RATERS = (

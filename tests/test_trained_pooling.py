@@ -14,25 +14,19 @@ import safetensors.torch
 import torch
 from tiny import camp_votes, write_sentence_encoder
 
-from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit
 from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling
 from pluralign.learning import trained_pooling as attention
 from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs
-from pluralign.learning.fit import fit
-from pluralign.learning.options import FitOptions
 from pluralign.learning.task import FitTask
 from pluralign.learning.trained_pooling import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
-from pluralign.measuring.certificate import certify
-from pluralign.measuring.evaluate import evaluate
 from pluralign.publishing.export import describe_reader, export
 from pluralign.publishing.standalone import reward_model
 from pluralign.text import bert
-from pluralign.text.encoders import load_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, load_encoder
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attention
 from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.surface import NAMES
@@ -101,6 +95,7 @@ def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path
     assert Path(ensemble.features.encoder).parent == tuned
     assert np.isfinite(ensemble.rewards(texts_of(votes)[:4])).all()
     assert not list(tuned.glob("*unfinished*"))
+    assert ensemble.record.insight is not None, "as after a fit on frozen features"
 
 
 @pytest.mark.slow

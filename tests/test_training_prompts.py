@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from conftest import run
 
-from pluralign import DataError, RewardEnsemble, evaluate, town_hall
+from pluralign import DataError, PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.ensemble.held_out import load_held_out, score_held_out
 from pluralign.ensemble.record import LeftOut, are_trained, hash_prompts, pairs_to_measure
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
 
 VOTES = town_hall(480).preferences  # the votes of town_folder
@@ -31,15 +30,6 @@ def trained() -> PreferenceSet:
 
 def test_fit_saves_the_hashes_of_its_training_prompts(ensemble: RewardEnsemble, trained: PreferenceSet) -> None:
     np.testing.assert_array_equal(ensemble.trained_on, hash_prompts(trained.prompts))
-
-
-def test_evaluate_on_the_training_file_measures_held_out_prompts_only(ensemble: RewardEnsemble) -> None:
-    found = evaluate(ensemble, VOTES, groups=[])
-    fitted = ensemble.record.evaluation
-    assert fitted is not None
-    assert found.test == fitted.test
-    assert found.baselines == fitted.baselines
-    assert found.left_out == LeftOut(pairs=len(VOTES) - fitted.pairs, prompts=len(VOTES.prompts) - fitted.prompts)
 
 
 def test_all_prompts_give_a_score_that_is_too_good(ensemble: RewardEnsemble) -> None:

@@ -19,8 +19,7 @@ from pluralign.measuring.views import (
     split_prompts,
     telling_phrases,
 )
-from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import CAMP_SHARES, TASTES, TownHall, town_hall
 
 WEIGHTS = np.array(list(CAMP_SHARES.values()))
 
@@ -102,7 +101,7 @@ def test_figures_of_a_view_come_from_the_testing_half() -> None:
             assert 20 <= view.prompts <= view.lean.pairs
             member = np.sign(of_camps().held_out.difference[:, camp])
             shares = [float((x * member)[of].mean()) for of in rows]
-            assert min(abs(share - view.lean.own) for share in shares) < 0.2  # without the control for length
+            assert min(abs(share - view.lean.own) for share in shares) < 0.25  # without the control for length
 
 
 def test_quotes_carry_the_phrase_where_most_members_disagree() -> None:

@@ -105,12 +105,7 @@ def output_to(what: str, callback: Callable[[Path | None], Path | None] = output
     return typer.Option("--output", "-o", callback=callback, help=what)
 
 
-def _checked_seed(seed: int) -> int:
-    check_seed(seed)
-    return seed
-
-
-Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=check_seed)]
 
 
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------
@@ -316,5 +311,5 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         commands.append([*words, *as_flags(changed)])
     if pruned and pruned.source:
         words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}"]
-        commands.append([*words, *(["--only-far"] if pruned.only_far else [])])
+        commands.append([*words, *([] if pruned.only_far else ["--furthest"])])
     return [*commands, ["pluralign", *last]]

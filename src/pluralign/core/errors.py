@@ -7,6 +7,7 @@ import difflib
 import re
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 ON_COMMAND_LINE = threading.Event()
 """Set while a command runs: then messages name flags, otherwise arguments of Python. Threads see it too."""
@@ -57,11 +58,7 @@ class DataError(PluralignError, ValueError):
         self.problem, self.file, self.row, self.remedy = problem, file, row, remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_data_error, (self.problem, self.file, self.row, self.remedy))
-
-
-def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -> DataError:
-    return DataError(problem, file=file, row=row, remedy=remedy)
+        return (partial(DataError, file=self.file, row=self.row, remedy=self.remedy), (self.problem,))
 
 
 class MissingExtraError(PluralignError, ImportError):

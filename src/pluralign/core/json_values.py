@@ -4,10 +4,12 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pluralign.core.text import is_unicode
 
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of JSON: what a file holds, or what ``to_json`` returns."""
 Value = TypeVar("Value")
 LARGEST = 1e300
 """Whole numbers above it are no floats."""

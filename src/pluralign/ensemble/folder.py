@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from pluralign.core.errors import DataError
-from pluralign.core.files import atomic_write
-from pluralign.core.json_values import LARGEST, from_json
-from pluralign.text.features import ENCODER_FOLDER
+from pluralign.core.files import atomic_write, locked
+from pluralign.core.json_values import LARGEST, JsonObject, from_json
+from pluralign.text.encoders import ENCODER_FOLDER
 from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
 
 ENSEMBLE_FILE = "ensemble.json"
@@ -43,7 +43,7 @@ Value = TypeVar("Value")
 # --- hashes -----------------------------------------------------------------------------------------------------------
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(values: Mapping[str, Any]) -> JsonObject:
     """Return a JSON object with the hash of its other values, whatever their order and layout.
 
     Example:
@@ -96,6 +96,13 @@ def write_description(folder: Path, values: Mapping[str, Any]) -> None:
     if problem := problem_of(description):
         raise DataError(f"an ensemble cannot be saved: {problem}")
     _write_sealed(folder / ENSEMBLE_FILE, description)
+
+
+def replace_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write another record of the fit into ``ensemble.json``."""
+    with locked(folder):
+        description = read_description(folder)
+        write_description(folder, {**{part: description[part] for part in PARTS}, "facts": facts})
 
 
 def _write_sealed(path: Path, values: Mapping[str, Any]) -> None:
@@ -174,7 +181,7 @@ def readable(path: Path, problem: str = "it is damaged", remedy: str = REMEDY) -
         raise DataError(problem, file=str(path), remedy=remedy) from None
 
 
-def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> Value:
+def read_consistently(folder: Path, read: Callable[[JsonObject], Value]) -> Value:
     """Return what ``read`` reads with a description; again if another process replaces the ensemble meanwhile."""
     while True:
         description = read_description(folder)
@@ -213,7 +220,7 @@ def load_beside(folder: Path, name: str, kind: type[Value], remedy: str) -> Valu
         return from_json(kind, value)
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> JsonObject:
     """Return the JSON of an ensemble, after checking its format, its hash and its values."""
     path = folder / ENSEMBLE_FILE
     if folder.is_file():

@@ -19,7 +19,7 @@ from pluralign.answering.generate import Generation, generate
 from pluralign.core.checkpoints import changed_inputs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write, refuse_foreign
-from pluralign.core.json_values import from_json, to_json
+from pluralign.core.json_values import JsonObject, from_json, to_json
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import launched_process
 from pluralign.core.types import Progress
@@ -208,7 +208,7 @@ class _StepRunner:
         self._file, self._announce = experiment.folder / RECORD_FILE, announce
         names = ("recipe", "data", "options", "load")
         inputs = {name: to_json(getattr(experiment, name)) for name in names} | {"version": __version__}
-        self.record: dict[str, Any] = {"inputs": inputs, "results": {}, "seconds": {}}
+        self.record: JsonObject = {"inputs": inputs, "results": {}, "seconds": {}}
         self.skipped: list[str] = []
         if self._file.is_file():
             try:

@@ -27,11 +27,12 @@ from pluralign.learning.pairs import (
     scores,
     solve_weights,
 )
-from pluralign.learning.teacher import damp, mean_row_square
 from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Parts: TypeAlias = dict[str, Any]
+"""The arrays and numbers of a formula, by name, before ``fit_baselines`` makes arrays of all."""
 
 VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
 """Regularisation strengths of the mean–variance baseline to choose from."""
@@ -76,7 +77,7 @@ class Baseline:
 
 
 def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
-    return damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
+    return bt.damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
 
 
 def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
@@ -137,7 +138,7 @@ def fit_baselines(
     """
     fitted: dict[str, Baseline] = {}
 
-    def fit(name: str, make: Callable[[], dict[str, Any]]) -> None:
+    def fit(name: str, make: Callable[[], Parts]) -> None:
         report(name)
         start = time.perf_counter()
         arrays = {part: np.asarray(array) for part, array in make().items()}
@@ -162,13 +163,13 @@ def fit_baselines(
 # --- single rewards ---------------------------------------------------------------------------------------------------
 
 
-def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> Parts:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
     l2 = bt.L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, bt.path_shares(reduced, target))))]
     return {"theta": bt.fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
 
 
-def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> Parts:
     """Fit one reward on damped differences, σ(θ·d̃). Without clear evidence for damping it is plain soft BT.
 
     Damping starts at c = 0 with the regularisation of soft BT. Each larger c, with its best regularisation on
@@ -181,17 +182,17 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
         folds: masks of validation pairs, ``(n,)`` each.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = mean_row_square(difference)
+    mean_square = bt.mean_row_square(difference)
     directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     damping, l2 = 0.0, float(plain["l2"])
     error = errors_on_folds(prob_a, folds, bt.path_shares(difference @ directions, prob_a, [l2]))[:, 0]
     for candidate in DAMPINGS:
-        reduced = damp(difference, candidate, mean_square) @ directions
+        reduced = bt.damp(difference, candidate, mean_square) @ directions
         errors = errors_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a))
         best = int(np.argmin(np.mean([errors[fold].mean(axis=0) for fold in folds], axis=0)))
         if clearly_lower(errors[:, best] - error, pairs.prompt):
             damping, l2, error = candidate, bt.L2_GRID[best], errors[:, best]
-    theta = bt.fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+    theta = bt.fit_bradley_terry(bt.damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
@@ -209,7 +210,7 @@ def _temperature(
     return shares[row], float(TEMPERATURES[column])
 
 
-def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> Parts:
     """Add an undecided share to damped soft BT: u/2 + (1 − u) σ(θ·d̃/T), with u and T chosen on validation prompts.
 
     An ensemble has an undecided share too. What that alone gains is no evidence of distinct voices.
@@ -219,13 +220,13 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[s
         damped: arrays of damped soft BT.
         folds: masks of validation pairs, ``(n,)`` each.
     """
-    difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
+    difference = bt.damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
     reduced = difference @ bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     u, temperature = _temperature(reduced, pairs.prob_a, folds, float(damped["l2"]), UNDECIDED)
     return {**damped, "undecided": u, "temperature": temperature}
 
 
-def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
+def fit_pair(pairs: Pairs, theta: FloatArray) -> Parts:
     """Weight a reward and its opposite, {r, −r}, in the best way; p̂ takes two values."""
     both = np.column_stack([theta, -theta])
     return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
@@ -234,7 +235,7 @@ def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
 # --- several rewards --------------------------------------------------------------------------------------------------
 
 
-def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> dict[str, Any]:
+def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> Parts:
     """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way.
 
     Validation prompts choose the regularisation: that of soft BT, or a tenth or a hundredth of it.
@@ -263,9 +264,7 @@ def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask
     return {"theta": theta, "weights": weights, "l2": l2}
 
 
-def _fit_mixture(
-    pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int
-) -> dict[str, Any]:
+def _fit_mixture(pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int) -> Parts:
     """Fit a mixture of k Bradley–Terry models by EM, with the best damping and regularisation on validation prompts.
 
     It is fitted in the leading directions. It tries the damping and the regularisation of both single rewards, and
@@ -283,12 +282,12 @@ def _fit_mixture(
     singles = {0.0: plain, float(damped["damping"]): damped}
     errors: dict[tuple[float, float], float] = {}
     for damping, single in singles.items():
-        difference, l2 = damp(pairs.difference, damping, mean_square), float(single["l2"])
+        difference, l2 = bt.damp(pairs.difference, damping, mean_square), float(single["l2"])
         x = difference @ bt.principal_directions(difference, bt.FEW_DIRECTIONS)
         found = brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(x, prob_a, k, l2=l2, seed=seed))
         errors |= {(damping, factor * l2): error for factor, error in zip(bt.FACTORS, found, strict=True)}
     damping, l2 = min(errors, key=errors.__getitem__)
-    theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
+    theta, difference = singles[damping]["theta"], bt.damp(pairs.difference, damping, mean_square)
     axes = bt.directions_with(difference, theta)
     guide = np.asarray(axes.T @ theta, dtype=np.float64)
     members, weights = bt.fit_em(difference @ axes, prob_a, guide, k, l2=l2, seed=seed)
@@ -298,7 +297,7 @@ def _fit_mixture(
 # --- Thurstone's model with a mean and a variance per text ------------------------------------------------------------
 
 
-def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> Parts:
     """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
 
     It is fitted in the leading directions. The regularisation strength is chosen on the validation prompts of
@@ -316,7 +315,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
         solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
         return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
 
-    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
+    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> Parts:
         return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": np.asarray(offset)}
 
     def shares_of(fold: Mask) -> Iterator[FloatArray]:

@@ -5,7 +5,7 @@ The order of the work: hold out test prompts, make features, choose on validatio
 (``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
 
 To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
-``pairs`` and ``teacher`` (which builds on ``bradley_terry``), in this order.
+``pairs`` and ``bradley_terry``, in this order.
 """
 
 import logging
@@ -31,9 +31,16 @@ from pluralign.ensemble.record import Evaluation
 from pluralign.learning import measure
 from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
+from pluralign.learning.task import (
+    MANY_PAIRS,
+    FitWatcher,
+    LearningData,
+    decisive_options,
+    refuse_to_replace,
+    with_insight,
+)
 from pluralign.learning.tuned import fit_tuned
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import AUTO
 from pluralign.text.store import read_features_file
 from pluralign.votes.load import VotesLike, as_preferences
@@ -122,7 +129,7 @@ def fit(
                 record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
-    ensemble = replace(ensemble, record=record)
+    ensemble = with_insight(replace(ensemble, record=record), held_out, options)
     for note in (record.notes or []) if processes.first else []:
         logger.warning("%s.", note)
     processes.wait()

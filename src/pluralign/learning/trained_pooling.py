@@ -31,13 +31,13 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.members import FeatureMap
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs, draw_steps
+from pluralign.learning.bradley_terry import Teacher, TrainedTeacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.frozen import feature_map
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import validation_folds
-from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.tuned import Candidate, Judged, TunedTask, compare
 from pluralign.text import surface
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.loading import copy_model, is_sentence_encoder, read_config
 from pluralign.text.options import is_decoder, middle_layer
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool

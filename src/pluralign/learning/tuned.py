@@ -33,6 +33,7 @@ from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
+from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.choose import validated_members
 from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
 from pluralign.learning.measure import measure_fit
@@ -46,9 +47,9 @@ from pluralign.learning.task import (
     choose_size,
     choose_temperature,
     decisive_options,
+    with_insight,
 )
-from pluralign.learning.teacher import TrainedTeacher
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
@@ -156,7 +157,7 @@ def fit_tuned(
     task = TunedTask(preferences, options, tuning, Checkpoints(folder, inputs, processes), watcher, progress)
     ensemble, held_out = trained_pooling.fit_pooling(task, encoder) if encoder else _fit_backbone(task)
     record = replace(ensemble.record, processes=processes.count, seconds=time.perf_counter() - started)
-    ensemble = replace(ensemble, record=record)
+    ensemble = with_insight(replace(ensemble, record=record), held_out, options)
     if processes.first:
         ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         task.checkpoints.finish()

@@ -5,18 +5,17 @@ This module decides what belongs in a report. ``publishing.report`` lays it out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from pluralign.core.errors import UsageError
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.record import Evaluation, FitRecord, Insight
 from pluralign.measuring import diversity as spread
 from pluralign.measuring.cards import Descriptions, Profile, member_profiles, unnamed_reason, with_descriptions
 from pluralign.measuring.certificate import Certificate, certify
-from pluralign.measuring.evaluate import MajorityShare, majority_shares
+from pluralign.measuring.evaluate import FullEvaluation, MajorityShare, majority_shares
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import Representation
 from pluralign.theory.best_of_n import BestOfN, best_of_n
@@ -58,11 +57,16 @@ class ReportData:
         return self.record.cross_validation or self.evaluation
 
     @property
+    def insight(self) -> Insight | None:
+        """Who disagrees about what, by these votes."""
+        return self.evaluation.insight if isinstance(self.evaluation, FullEvaluation) else self.record.insight
+
+    @property
     def unnamed(self) -> str:
         """Why some members have no name; empty if all have one."""
         return unnamed_reason(self.profiles, self.votes.prompts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""
         others = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "record"}
         return {"facts": self.record.to_json(), **to_json(others)}

@@ -36,7 +36,7 @@ from pluralign.scale.lines import Lines, ScoredLine, score_lines
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray import run_with_ray
 from pluralign.scale.shards import Plan, Texts, Worker
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import EncodeOptions
 from pluralign.text.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, shard_name
 from pluralign.votes.load import VotesLike, as_preferences
@@ -226,7 +226,7 @@ def run_job(
     started, description = time.perf_counter(), job.folder / job.description_file
     refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
     before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
-    found = shards.read_json(Described, description)
+    found = shards.read_stored(Described, description)
     _check_settings(job, found.settings)
     shutil.rmtree(job.plan.parent, ignore_errors=True)
     for leftover in job.results.glob(".part-*.partial"):  # of killed workers
@@ -264,7 +264,7 @@ def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions
 def _read_or_make_plan(job: Job, texts: Texts) -> Plan:
     """Return the plan of an unfinished job, or cut the texts and write the plan last."""
     if job.plan.is_file():
-        plan = shards.read_json(Plan, job.plan)
+        plan = shards.read_stored(Plan, job.plan)
         _check_settings(job, plan.settings)
         return plan
     if others := len(shards.finished_results(job.results)):

@@ -27,8 +27,7 @@ from pluralign.core.json_values import Value, from_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale.lines import read_item
-from pluralign.text import encoders
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, encode
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records
@@ -74,7 +73,7 @@ class Plan:
         return [number for number in range(len(self.shards)) if shard_name(number) not in done]
 
 
-def read_json(kind: type[Value], path: Path) -> Value:
+def read_stored(kind: type[Value], path: Path) -> Value:
     """Return a dataclass that is stored as JSON. Raises DataError if the file is damaged."""
     try:
         return from_json(kind, json.loads(path.read_text(encoding="utf-8")))
@@ -115,7 +114,7 @@ class Worker:
         if fingerprint(self.plan_file.read_bytes()) != self.plan_hash:
             folder = str(self.plan_file.parents[1])
             raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
-        return read_json(Plan, self.plan_file)
+        return read_stored(Plan, self.plan_file)
 
     def prepare(self) -> Transform:
         """Load the encoder or the ensemble, and return the function that transforms rows."""
@@ -167,7 +166,7 @@ def encoding(features: Mapping[str, Any]) -> Transform:
     def transform(_: pa.Table, items: Sequence[Item]) -> pa.Table:
         if not items:
             return shard_table([], np.empty((0, 1), np.float32))
-        return shard_table(items, encoders.encode(items, encoder, surface=chosen.surface, cache=False))
+        return shard_table(items, encode(items, encoder, surface=chosen.surface, cache=False))
 
     return transform
 

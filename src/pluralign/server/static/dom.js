@@ -92,12 +92,6 @@ export const badge = (member) => el("span", { class: `badge ${colour(member)}` }
 export const memberName = (member, name, ...more) =>
   el("span", { class: "who" }, badge(member), el("span", {}, data(name), ...more));
 
-/** The weights of some members as one bar, one part per member. */
-export function strip(members, weights, total, label) {
-  const parts = members.map((j) => sized(el("div", { class: colour(j) }, el("span")), weights[j] / total));
-  return el("div", { class: "strip thin", role: "img", "aria-label": label }, parts);
-}
-
 /** A region that scrolls sideways if its content is wide; shadows mark the edges that hide something. */
 export const scrollRegion = (label, content) =>
   el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, content);
