@@ -1,11 +1,15 @@
 """Pairs with simulated votes, numerical gradients and the gap of simplex weights, for tests of training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pluralign.learning.pairs import Differences, Matrix, Pairs
+from pluralign.votes.judgments import Judgments, concatenated
+from pluralign.votes.preferences import PreferenceSet, distinct
 
 
 def as_array(matrix: Matrix) -> np.ndarray:
@@ -40,6 +44,20 @@ def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np
     """Return the gradient of a function by central differences."""
     steps = 1e-6 * np.eye(len(at))
     return np.array([(value(at + step) - value(at - step)) / 2e-6 for step in steps])
+
+
+def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
+    """Join sets of one tie rule; persons in the judgments of different sets are different people."""
+    tables = [replace(votes, judgments=None).to_table() for votes in sets]
+    joined = PreferenceSet.from_table(pa.concat_tables(tables, promote_options="permissive"))
+
+    def moved(judged: Judgments, votes: PreferenceSet) -> Judgments:
+        both = (joined.prompts, votes.prompts), (joined.responses, votes.responses)
+        prompt, response = (distinct([*whole, *part])[1][len(whole) :] for whole, part in both)
+        return replace(judged, prompt=prompt[judged.prompt], response=response[judged.response])
+
+    parts = [moved(votes.judgments, votes) for votes in sets if votes.judgments is not None]
+    return replace(joined, tie_rule=sets[0].tie_rule, judgments=concatenated(parts) if parts else None)
 
 
 def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:

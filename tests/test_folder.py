@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import DataError, RewardEnsemble, town_hall
@@ -109,6 +110,19 @@ def test_a_reader_that_is_overtaken_by_a_save_reads_the_new_ensemble(
     monkeypatch.setattr(RewardEnsemble, "_read", staticmethod(overtaken))
     assert RewardEnsemble.load(tmp_path).weights.tolist() == some_ensemble(1).weights.tolist()
     assert not slow
+
+
+def test_an_unknown_baseline_and_a_broken_name_are_one_sentence(town_folder: Path, tmp_path: Path) -> None:
+    for number, (name, value) in enumerate([("baseline_formulas", {"soft_bt": "none"}), ("method", "\ud800")]):
+        folder = tmp_path / str(number)
+        shutil.copytree(town_folder, folder)
+        values = json.loads((folder / ENSEMBLE_FILE).read_text())
+        del values["sha256"]
+        values["facts"][name] = value
+        (folder / ENSEMBLE_FILE).write_text(json.dumps(sealed(values)))
+        done = run("evaluate", folder, "demo:60")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "copy the folder again, or fit again" in done.stderr
 
 
 def test_held_out_rewards_of_another_ensemble_are_refused(tmp_path: Path) -> None:

