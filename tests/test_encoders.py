@@ -109,6 +109,21 @@ def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest
     assert [[len(response) for _, response in call] for call in again.calls] == [[2, 1], [0]], "the longest first"
 
 
+def test_a_long_encoding_is_announced_after_a_first_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own_cache: Path
+) -> None:
+    items: list[Item] = [("x", "a" * (100 - place)) for place in range(100)]
+    encode(items, Counting(), surface=False)
+    assert caplog.text == ""
+    monkeypatch.setattr("pluralign.text.encoders.SLOW_SECONDS", 0.0)
+    again = Counting()
+    encode(items, again, surface=False, cache=False)
+    assert [len(call) for call in again.calls] == [4, 64, 32]
+    assert caplog.text.count("encoding 96 texts takes about") == 1
+    encode([("y", response) for _, response in items], Counting(), surface=False)
+    assert f"kept in {own_cache}" in caplog.text
+
+
 def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     encode([("x", "a")], Counting(), surface=False)

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pytest
 
 from pluralign import DataError, FitOptions, RewardEnsemble, UsageError, evaluate, fit, town_hall
-from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
-from pluralign.learning import joint
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, DataSummary, Evaluation, FitRecord, HistoryRow
+from pluralign.learning import frozen, joint
 from pluralign.learning.options import APPLIES, FinetuneOptions, check_applies
-from pluralign.learning.task import FitWatcher
+from pluralign.learning.pairs import Members
+from pluralign.learning.task import Fitted, FitWatcher
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 
@@ -176,6 +177,32 @@ def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> No
 
 
 @pytest.mark.slow
+def test_members_without_weight_are_left_out_and_predict_nothing(
+    votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"k": 12, "method": "stagewise", "encoder": "none", "max_disagreement": 1.0}
+    ensemble = fit(votes, **options)
+    monkeypatch.setattr(frozen, "_without_idle", lambda fitted, method: (fitted, []))
+    whole = fit(votes, **options)
+    record, evaluation = ensemble.record, ensemble.record.evaluation
+    assert evaluation is not None
+    assert ensemble.k == record.k == len(evaluation.members) == (whole.weights > NEGLIGIBLE_WEIGHT).sum() < 12
+    np.testing.assert_allclose(ensemble.prob_hat(votes), whole.prob_hat(votes), atol=1e-5)
+    assert record.kept == record.history[-1]
+    assert f"{12 - ensemble.k} of 12 members got no weight" in (record.notes or [""])[-1]
+    assert ensemble.first(1).k == 1
+    np.testing.assert_allclose(ensemble.first(ensemble.k).weights, ensemble.weights)
+
+
+def test_the_history_of_a_joint_fit_counts_members_with_weight() -> None:
+    rows = [HistoryRow(len(weights), 0.1, 0.2, 0.1, weights) for weights in ([1.0], [0.5, 0.5], [0.5, 0.0, 0.3, 0.2])]
+    members = Members(np.arange(8.0).reshape(2, 4), np.array([0.5, 0.0, 0.3, 0.2]))
+    fitted, notes = frozen._without_idle(Fitted(members, 1.0, {}, None, rows), "joint")
+    assert fitted.members.theta.tolist() == [[0, 2, 3], [4, 6, 7]]
+    assert [(row.k, row.weights) for row in fitted.history] == [(1, [1.0]), (2, [0.5, 0.5]), (3, [0.5, 0.3, 0.2])]
+    assert notes == ["1 of 4 members got no weight, so 3 are left"]
+
+
 def test_four_members_beat_one_reward_and_constant_half_on_the_town_hall() -> None:
     """A full-length fit on surface features: no exact score, but the order that makes the method useful."""
     options: dict[str, Any] = {"target": "teacher", "max_disagreement": 1, "undecided": False}

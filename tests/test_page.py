@@ -41,12 +41,38 @@ def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: 
     page = tab.open(address)
     assert page.title() == "town · Pluralign"
     assert "3 reward models represent people who disagree" in page.inner_text("#lead")
-    parts = page.query_selector_all("#crowd a")
-    assert [plain(part.get_attribute("aria-label")) for part in parts] == [
-        f"Member {card['member']}, weight {plain(percent(card['weight']))}: {card['name']}" for card in shown["members"]
+    insight = shown["insight"]
+    assert page.inner_text("#insight h2") == insight["title"]
+    for sentence in (insight["sentence"], insight["unites"], insight["divides"], insight["trust"], insight["advice"]):
+        assert sentence in page.inner_text("#insight")
+
+
+def with_voices(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of the page of an ensemble whose members are voices."""
+    voices = [
+        {
+            "member": j,
+            "share": share,
+            "name": f"<b>Voice {j}</b>",
+            "wants": "wants lists",
+            "example": "alone prefers “x”",
+        }
+        for j, share in enumerate((0.5, 0.3, 0.2))
     ]
-    widths = np.array([part.bounding_box()["width"] for part in parts])
-    assert widths / widths.sum() == pytest.approx(shown["weights"], abs=0.01)
+    return data | {"insight": data["insight"] | {"voices": voices}}
+
+
+def test_voices_have_bars_and_link_to_their_cards(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=with_voices)
+    rows = [plain(text).split("\n") for text in texts_of(page, "#insight li")]
+    line = "wants lists; alone likes “x”"
+    names = [f"<b>Voice {j}</b>" for j in range(3)]
+    assert [[part for part in row if part] for row in rows] == [
+        [share, name, line] for share, name in zip(("50 %", "30 %", "20 %"), names, strict=True)
+    ]
+    widths = np.array([part.bounding_box()["width"] for part in page.query_selector_all("#insight .bar i")])
+    assert widths / widths.sum() == pytest.approx([0.5, 0.3, 0.2], abs=0.01)
+    assert page.get_attribute("#insight a >> nth=1", "href") == "#members/1"
 
 
 def test_tabs_move_by_arrow_keys(tab: Tab, address: str) -> None:
@@ -72,9 +98,9 @@ def test_addresses_open_tabs(tab: Tab, address: str, link: str, expected: str) -
 
 
 def test_a_member_has_an_address(tab: Tab, address: str) -> None:
-    page = tab.open(address + "#members/2")
+    page = tab.open(address + "#members/2", rewrite=with_voices)
     assert page.evaluate("document.activeElement.id") == "member-2"
-    page.click("#crowd a >> nth=1")
+    page.click("#insight a >> nth=1")
     assert page.evaluate("document.activeElement.id") == "member-1"
     assert page.query_selector_all(".member.chosen")[0].get_attribute("id") == "member-1"
 
@@ -131,7 +157,7 @@ def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsem
 
 def test_an_ensemble_without_figures_is_shown(tab: Tab, address: str) -> None:
     nothing: dict[str, Any] = dict.fromkeys(("history", "test", "votes", "worst_group"))
-    nothing |= {"reliability": [], "comparison": [], "verdicts": [], "groups": {}, "data": {}}
+    nothing |= {"reliability": [], "comparison": [], "groups": {}, "data": {}}
     page = tab.open(address + "#calibration", rewrite=lambda data: data | nothing)
     assert "fitted without held-out votes" in page.inner_text("#calibration")
 
@@ -596,8 +622,6 @@ def test_the_comparison_and_the_worst_group_are_shown(tab: Tab, address: str, sh
         assert f"{expected['brier']:.4f}" in row.inner_text()
         if expected["standing"]:
             assert words[expected["standing"]] in row.inner_text()
-    for verdict in shown["verdicts"]:
-        assert verdict["text"] in page.inner_text("#calibration")
     worst = [row.split("\t")[0] for row in texts_of(page, "tr.worst")]
     assert worst == ([shown["worst_group"]["name"]] if shown["worst_group"] else [])
 
@@ -606,10 +630,9 @@ def test_the_headline_comes_first_and_marks_the_row_that_counts(tab: Tab, addres
     page = tab.open(address + "#calibration")
     headline = shown["headline"]
     lines = page.inner_text("#calibration .headline").split("\n\n")
-    assert lines == [headline["main"], headline["verdict"], headline["voices"], f"Next: {headline['next_step']}"]
+    assert lines == [headline["main"], headline["verdict"], f"Next: {headline['next_step']}"]
     first = "#calibration > h2:first-child + .headline"
     assert page.query_selector(first), "nothing is between the heading and the headline"
-    assert headline["verdict"] in page.inner_text("#verdict")
     (row,) = page.query_selector_all("[aria-label='Comparison of predictions'] tr.own")
     assert row.inner_text().startswith("→ ensemble: votes")
     assert "→ marks the row that counts" in page.inner_text("#calibration")
@@ -621,7 +644,7 @@ def few(data: dict[str, Any]) -> dict[str, Any]:
     groups = {key: [group | {"interval": none, "residual": none} for group in of] for key, of in data["groups"].items()}
     unknown = {"difference": None, "standing": None, "interval": None, "brier_corrected": -0.00001}
     verdict = {"standing": "unknown", "verdict": "No verdict: 12 test prompts."}
-    changes: dict[str, Any] = {"verdicts": [], "floor_note": FEW_VOTES, "groups": groups, "worst_group": None}
+    changes: dict[str, Any] = {"floor_note": FEW_VOTES, "groups": groups, "worst_group": None}
     changes["headline"] = data["headline"] | verdict
     changes["test"] = data["test"] | {"interval": none, "brier_corrected": -0.00001}
     changes["comparison"] = [row | unknown for row in data["comparison"] if row["name"] != "floor"]
@@ -741,7 +764,7 @@ def test_compare_shows_the_undecided_share(tab: Tab, ensemble: RewardEnsemble, h
         widths = np.array([part.bounding_box()["width"] for part in parts])
         (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]
         assert widths[coin] / widths.sum() == pytest.approx(0.4, abs=0.02)
-        assert "Undecided share: 40 %" in page.inner_text("#crowd")
+        assert "Undecided share: 40 %" in page.inner_text("#lead")
 
 
 def test_a_failed_comparison_clears_the_previous_one(tab: Tab, address: str) -> None:

@@ -50,8 +50,10 @@ def test_weights_of_a_prompt_are_fitted_on_other_prompts() -> None:
 
 def test_one_prompt_is_refused_and_a_limit_takes_whole_prompts() -> None:
     votes = town_hall(80, seed=2).preferences
+    parrot = Parrot()
     with pytest.raises(UsageError, match="at least two prompts"):
-        personas.persona_predictor(personas.Personas("people", Parrot(), PEOPLE), votes[votes.prompt_index == 0])
+        evaluate(personas.Personas("people", parrot, PEOPLE), votes, groups=[], limit=4)
+    assert not parrot.asked, "the check comes before any call"
     found = evaluate(personas.Personas("people", Parrot(), PEOPLE[:1]), votes, groups=[], limit=24)
     assert (found.pairs, found.prompts) == (24, 3)
 

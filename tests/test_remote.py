@@ -284,7 +284,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
-    assert re.search("too long for the model.*shorten the prompt or lower --max-new-tokens", done.failed[0].error)
+    assert re.search("too long for the model.*shorten the prompt or lower max_new_tokens", done.failed[0].error)
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -528,7 +528,7 @@ def test_a_dropped_response_does_not_count_as_cut_off(serve: Serve, tmp_path: Pa
         ({"base_url": "http://localhost/v1?key=secret"}, "must not contain a password"),
         ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency must be from 1 to 256, not 0."),
         ({"base_url": "http://localhost/v1", "timeout": 0}, "timeout must be above 0 and at most 86,400 seconds"),
-        ({"concurrency": 4}, "--concurrency requires --base-url."),
+        ({"concurrency": 4}, "concurrency requires base_url."),
     ],
     ids=str,
 )

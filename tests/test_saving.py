@@ -66,7 +66,7 @@ def test_an_ensemble_that_cannot_be_read_needs_overwrite(copy: Path) -> None:
 
 
 def test_pruning_replaces_a_pruning_of_the_same_ensemble_only(copy: Path, tmp_path: Path) -> None:
-    pruning = prune(RewardEnsemble.load(copy), load_held_out(copy), beta=3)
+    pruning = prune(RewardEnsemble.load(copy), load_held_out(copy), beta=3, only_far=False)
     pruning.save(tmp_path / "p", source=copy)
     pruning.save(tmp_path / "p", source=copy)
     fit(OTHER, folder=tmp_path / "other", **OPTIONS)

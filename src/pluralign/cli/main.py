@@ -82,7 +82,7 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     _open_missing_streams()
-    flags = ON_COMMAND_LINE.set(True)
+    ON_COMMAND_LINE.set()
     try:
         _check_words(sys.argv[1:])
         _run()
@@ -95,7 +95,7 @@ def main() -> None:
         logging.getLogger("pluralign").debug("the error came from:", exc_info=error)
         _fail(_sentence(error))
     finally:
-        ON_COMMAND_LINE.reset(flags)
+        ON_COMMAND_LINE.clear()
 
 
 def _run() -> None:

@@ -311,5 +311,5 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         commands.append([*words, *as_flags(changed)])
     if pruned and pruned.source:
         words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}"]
-        commands.append([*words, *(["--only-far"] if pruned.only_far else [])])
+        commands.append([*words, *([] if pruned.only_far else ["--furthest"])])
     return [*commands, ["pluralign", *last]]

@@ -5,12 +5,12 @@ The command line prints the sentence without a traceback and exits with code 2. 
 
 import difflib
 import re
+import threading
 from collections.abc import Iterable
-from contextvars import ContextVar
 from functools import partial
 
-ON_COMMAND_LINE: ContextVar[bool] = ContextVar("ON_COMMAND_LINE", default=False)
-"""Whether a command runs, so that messages name flags. Otherwise they name arguments of Python."""
+ON_COMMAND_LINE = threading.Event()
+"""Set while a command runs: then messages name flags, otherwise arguments of Python. Threads see it too."""
 _FLAG = re.compile(r"(?<![^\s(])(pluralign \w+ |install )?(use |with )?--(no-)?([a-z][a-z-]*)(?=([.,;)]|$)?)")
 _IN_PYTHON = {"all": "all_prompts", "data": "votes"}
 """Arguments of Python with other names than the flags."""
@@ -38,7 +38,7 @@ class PluralignError(Exception):
 
     def __init__(self, sentence: str = "") -> None:
         sentence = sentence.removesuffix(".") if sentence.endswith("?.") else sentence
-        super().__init__(sentence if ON_COMMAND_LINE.get() else in_python(sentence))
+        super().__init__(sentence if ON_COMMAND_LINE.is_set() else in_python(sentence))
 
 
 class UsageError(PluralignError, ValueError):

@@ -122,7 +122,7 @@ def spelled(**options: Any) -> str:
         >>> spelled(skip_bad=True, rename={"prompt": "question"})
         "skip_bad=True, rename={'prompt': 'question'}"
     """
-    if ON_COMMAND_LINE.get():
+    if ON_COMMAND_LINE.is_set():
         return shlex.join(as_flags(options))
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 

@@ -121,6 +121,7 @@ class ModelCard:
             notes=[without_path(note) for note in record.notes or []],
             evaluation=evaluation,
             headline=headline(evaluation, record) if evaluation else None,
+            insight=record.insight.without_texts().text().replace("`", "'") if record.insight else "",
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
             table=tables.comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page with the paper's figures for one ensemble.
 
-This module decides the texts of the page and their order. The page starts with the headline: one main figure, one
-verdict and one next step. Nothing is measured here. The template escapes all texts from data and models; the page loads
+This module decides the texts of the page and their order. The page starts with the insight; everything else is folded.
+Nothing is measured here. The template escapes all texts from data and models; the page loads
 nothing and runs no script.
 """
 
@@ -125,7 +125,7 @@ def page(
         camps: for a town hall, which camps members stand for, by the features of the fit.
         details: more tables.
     """
-    first, drawn = headline(data.main, ensemble.record, folder, in_report=True), draw_figures(data)
+    first, drawn = headline(data.main, ensemble.record, folder), draw_figures(data)
     fitted = data.record.data
     return printable(
         _environment()
@@ -135,6 +135,7 @@ def page(
             ensemble=ensemble,
             data=data,
             headline=first,
+            insight=data.insight,
             standing=verdicts.KINDS[first.standing],
             verdicts=verdicts,
             tables=tables,

@@ -230,7 +230,7 @@ class Comparisons:
         preferences = self._counted(merged, judgments, options, min_votes, drop_few)[0]
         if offer_raters and (ids := self._left_out["ids"]):
             message = "%s: ids of people are not kept (%s); to use them: %s"
-            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.get() else f"load_rater_votes(source, {ids[0]!r})"
+            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.is_set() else f"load_rater_votes(source, {ids[0]!r})"
             logger.warning(message, self.bad.file, ", ".join(ids), use)
         if varying := self._left_out["varying"]:
             message = "%s: columns that differ between the votes on one pair are not kept (%s)"
