@@ -95,6 +95,7 @@ def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path
     assert Path(ensemble.features.encoder).parent == tuned
     assert np.isfinite(ensemble.rewards(texts_of(votes)[:4])).all()
     assert not list(tuned.glob("*unfinished*"))
+    assert ensemble.record.insight is not None, "as after a fit on frozen features"
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
-from pluralign.core.late import late
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
@@ -32,7 +31,14 @@ from pluralign.ensemble.record import Evaluation
 from pluralign.learning import measure
 from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
+from pluralign.learning.task import (
+    MANY_PAIRS,
+    FitWatcher,
+    LearningData,
+    decisive_options,
+    refuse_to_replace,
+    with_insight,
+)
 from pluralign.learning.tuned import fit_tuned
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import AUTO
@@ -123,9 +129,7 @@ def fit(
                 record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
-    add_insight = late("measuring.insight", "with_insight")  # of a higher room; it is about this ensemble alone
-    ensemble = replace(ensemble, record=record)
-    ensemble = replace(ensemble, record=add_insight(ensemble, held_out, texts=options.keep_held_out).record)
+    ensemble = with_insight(replace(ensemble, record=record), held_out, options)
     for note in (record.notes or []) if processes.first else []:
         logger.warning("%s.", note)
     processes.wait()

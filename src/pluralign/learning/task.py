@@ -19,9 +19,11 @@ from pluralign.core.arrays import Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import refuse_foreign
+from pluralign.core.late import late
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.learning.bradley_terry import TrainedTeacher
@@ -276,6 +278,12 @@ CHOSEN_LATER = ("precision", "learning_rate", "batch_size", "max_length")
 def decisive_options(options: FitOptions | FinetuneOptions) -> dict[str, Any]:
     """Return the options that change what is learned. A killed fit resumes if only other options differ."""
     return {name: value for name, value in asdict(options).items() if name not in NOT_DECISIVE}
+
+
+def with_insight(ensemble: RewardEnsemble, held_out: HeldOutVotes, options: FitOptions) -> RewardEnsemble:
+    """Return an ensemble with its insight, which a higher room makes of it; without texts if no votes are kept."""
+    found: RewardEnsemble = late("measuring.insight", "with_insight")(ensemble, held_out, texts=options.keep_held_out)
+    return found
 
 
 def refuse_to_replace(

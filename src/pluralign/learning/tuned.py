@@ -47,6 +47,7 @@ from pluralign.learning.task import (
     choose_size,
     choose_temperature,
     decisive_options,
+    with_insight,
 )
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
@@ -156,7 +157,7 @@ def fit_tuned(
     task = TunedTask(preferences, options, tuning, Checkpoints(folder, inputs, processes), watcher, progress)
     ensemble, held_out = trained_pooling.fit_pooling(task, encoder) if encoder else _fit_backbone(task)
     record = replace(ensemble.record, processes=processes.count, seconds=time.perf_counter() - started)
-    ensemble = replace(ensemble, record=record)
+    ensemble = with_insight(replace(ensemble, record=record), held_out, options)
     if processes.first:
         ensemble.save(folder, held_out_files(ensemble, held_out) if options.keep_held_out else None)
         task.checkpoints.finish()
