@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
 from pluralign.text.encoders import TextFeatures
+from pluralign.text.encoders import encode as encoded
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
@@ -255,7 +257,7 @@ def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
 class Likings:
     """What the members like on held-out votes, as directions in the space of sentence vectors."""
 
-    embed: Callable[[Sequence[str]], FloatArray]
+    embed: Callable[..., FloatArray]
     """Takes n texts; returns their vectors, ``(n, d)``."""
     difference: FloatArray
     """v_a − v_b of each pair, ``(n_pairs, d)``."""
@@ -277,8 +279,11 @@ class Likings:
         if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
             return None
 
-        def embed(texts: Sequence[str]) -> FloatArray:
-            return np.asarray(encode(features, [("", text) for text in texts]), dtype=np.float64)
+        encoder = features.load_checked()
+
+        def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:  # a server keeps no texts of its users
+            read = partial(encoded, encoder=encoder, surface=False, cache=cache)
+            return np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
 
         liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
         liking -= (liking @ ensemble.weights)[:, None]
@@ -286,7 +291,7 @@ class Likings:
         votes = held_out.preferences[rows]
         texts = [*held_out.preferences.responses, *(Prompt(one).text for one in held_out.preferences.prompts), *COMMON]
         words = frozenset(word for text in texts for word in words_of(text))
-        n, vectors = len(votes.responses), embed([*map(str, votes.responses), *COMMON])
+        n, vectors = len(votes.responses), embed([*map(str, votes.responses), *COMMON], cache=True)
         difference = vectors[votes.a_index] - vectors[votes.b_index]
         mean = vectors[:n].mean(axis=0)
         return cls(embed, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights, words)

@@ -40,7 +40,7 @@ try {
 function start(ensemble) {
   document.title = `${ensemble.name} · Pluralign`;
   clear(at("name"), data(ensemble.name));
-  at("lead").textContent = introduction(ensemble);
+  at("lead").textContent = printable(introduction(ensemble));
   if (ensemble.insight) clear(at("insight"), insight(ensemble.insight));
   const shown = {};
   for (const [name, view] of Object.entries(VIEWS)) shown[name] = view(at(name), ensemble) ?? {};
