@@ -225,6 +225,18 @@ def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) ->
     return subprocess.CompletedProcess(command, code, out, err)
 
 
+def printed(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> str:
+    """Return what a command prints on stdout. It must succeed."""
+    done = run(*arguments, stdin=stdin, columns=columns)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def facts_of(*arguments: str | Path, stdin: bytes | str = b"") -> Any:
+    """Return the JSON object that a command prints. It must succeed."""
+    return json.loads(printed(*arguments, "--json", stdin=stdin))
+
+
 def run_process(*arguments: str | Path, stdin: bytes | str = b"") -> subprocess.CompletedProcess[str]:
     """Run ``pluralign`` in a process of its own, as a script would; return its exit code, stdout and stderr."""
     done = subprocess.run(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import WriteLines, run, run_in_terminal, run_process, wide
+from conftest import WriteLines, printed, run, run_in_terminal, run_process, wide
 from test_summary import in_plain_python, random_rows
 
 from pluralign import UsageError, __version__, demo, town_hall
@@ -95,8 +95,7 @@ def test_a_completion_script_is_printed_for_a_shell() -> None:
 
 def test_completion_is_installed_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = run("--install-completion", "bash")
-    assert done.returncode == 0, done.stderr
+    printed("--install-completion", "bash")
     script = tmp_path / ".bash_completions" / "pluralign.sh"
     assert "_PLURALIGN_COMPLETE=complete_bash" in script.read_text()
     assert str(script) in (tmp_path / ".bashrc").read_text()
@@ -171,9 +170,8 @@ DEMO = ("demo", "--pairs", "300", "--encoder", "none")
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
-    done = run(*DEMO, columns=80)
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout.splitlines()
+    text = printed(*DEMO, columns=80)
+    shown = text.splitlines()
     assert (len(shown) <= 80, max(map(len, shown)) <= 80) == (True, True)
     parts = [
         "1. Votes",
@@ -191,9 +189,9 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
         "true shares",
     ]
     parts += ["5. Ask", "Consensus:", "6. Next"]
-    places = [done.stdout.index(part) for part in parts]
+    places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "are in the report:\n  pluralign demo --report town.html\n" in done.stdout
+    assert "are in the report:\n  pluralign demo --report town.html\n" in text
 
 
 @pytest.mark.usefixtures("fast_demo")
@@ -207,9 +205,8 @@ def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
 
 @pytest.mark.usefixtures("fast_demo")
 def test_report_of_the_demo_has_all_methods_and_the_truth(tmp_path: Path) -> None:
-    done = run("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
-    assert done.returncode == 0, done.stderr
-    assert f"Wrote {tmp_path / 'town.html'}" in done.stdout.replace("\n", "")
+    shown = printed("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
+    assert f"Wrote {tmp_path / 'town.html'}" in shown.replace("\n", "")
     page = (tmp_path / "town.html").read_text()
     parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people"]
     parts += ["Estimates from the votes, and the known truth", "keepers of custom"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, run, run_in_terminal, run_process
+from conftest import WriteLines, facts_of, printed, run, run_in_terminal, run_process
 from test_ensemble import some_ensemble
 
 from pluralign import FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
@@ -56,14 +56,7 @@ def as_lines(*records: dict[str, Any]) -> str:
 
 def text_of(*arguments: str | Path) -> str:
     """What a command that succeeds prints, without line ends."""
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.split())
-
-
-def facts_of(*arguments: str | Path) -> Any:
-    """What a command that succeeds prints as JSON."""
-    return json.loads(text_of(*arguments, "--json"))
+    return " ".join(printed(*arguments).split())
 
 
 # --- fit and evaluate -------------------------------------------------------------------------------------------------

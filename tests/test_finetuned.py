@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import run
+from conftest import facts_of
 from tiny import camp_votes, write_backbone
 
 from pluralign import DataError, PreferenceSet, RewardEnsemble, certify, export, fit
@@ -173,9 +173,7 @@ def test_changed_or_missing_files_raise_data_error(
 @pytest.mark.slow
 def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(towns: dict[Any, Path], tmp_path: Path) -> None:
     folder = towns["joint", False]
-    pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--furthest", "--json")
-    assert pruned.returncode == 0, pruned.stderr
-    kept = json.loads(pruned.stdout)["kept"]
+    kept = facts_of("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--furthest")["kept"]
     whole, part = RewardEnsemble.load(folder), RewardEnsemble.load(tmp_path / "pruned")
     np.testing.assert_allclose(part.rewards(ITEMS), whole.rewards(ITEMS)[:, kept], atol=1e-5)
     evidence = load_held_out(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import printed, run
 from test_classifier import write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble, write_adapter
 
@@ -198,17 +198,16 @@ def test_the_script_predicts_shares_and_gives_reward_functions(tmp_path: Path) -
 
 
 def test_the_command_exports_a_frozen_ensemble_whole(town_folder: Path, tmp_path: Path) -> None:
-    done = run("export", town_folder, "-o", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["warnings"] == []
+    shown = printed("export", town_folder, "-o", tmp_path / "out", "--json")
+    assert json.loads(shown)["warnings"] == []
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".safetensors")
     assert names == ["README.md", "ensemble.json", "pluralign.json", "reward_model.py"], "no held-out votes"
     assert len([*(tmp_path / "out").glob("*.safetensors")]) == 1
     lines = '{"prompt": "Tea?", "response": "Yes."}\n'
     command = [sys.executable, "-I", str(tmp_path / "out" / "reward_model.py")]
-    printed = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
+    rewards = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
     expected = RewardEnsemble.load(town_folder).rewards([("Tea?", "Yes.")])[0]
-    np.testing.assert_allclose(json.loads(printed)["rewards"], expected, atol=1e-4)
+    np.testing.assert_allclose(json.loads(rewards)["rewards"], expected, atol=1e-4)
     refused = run("export", town_folder, "-o", tmp_path / "one", "--member", "0")
     assert refused.returncode == 2
     assert "is exported whole" in refused.stderr

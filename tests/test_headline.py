@@ -12,7 +12,7 @@ from conftest import run
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import headline
-from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
+from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord, JudgmentFigures
 from pluralign.learning.fit import fold_of_prompts
 from pluralign.measuring.verdicts import comparison
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
@@ -94,6 +94,16 @@ def test_the_next_step_depends_on_what_would_help(
     changed = replace(evaluation, level=level, levels={**evaluation.levels, "policy": soft})
     record = FitRecord(options=options)
     assert step in headline(against(changed, constant_half=AHEAD, soft_bt=soft_bt), record, "town").next_step
+
+
+def test_voices_that_predict_shares_no_better_than_one_reward_are_read_at_the_policy_level(
+    evaluation: Evaluation,
+) -> None:
+    changed = against(evaluation, constant_half=AHEAD, soft_bt=LEVEL)
+    for low, words in ((0.1, "fit with --level policy"), (-0.1, "one reward predicts these votes as well")):
+        judged = JudgmentFigures(60, 30, -2.0, -3.0, -2.3, Interval(0.3, low, 0.5, 0.1))
+        record = FitRecord(options={"encoder": "minilm"})
+        assert words in headline(replace(changed, judgments=judged), record, "town").next_step
 
 
 # --- few prompts ------------------------------------------------------------------------------------------------------

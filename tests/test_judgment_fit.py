@@ -1,7 +1,6 @@
 """Mixtures of rewards from whole judgments: by enumeration, plain loops and known rewards; whole fits."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import facts_of
 from simulated import numeric_gradient
 
 from pluralign import RewardEnsemble, evaluate, fit, load_preferences
@@ -362,9 +361,7 @@ def test_an_interrupted_fit_repeats_no_finished_step(
 
 
 def test_the_command_line_reports_judgments(tmp_path: Path) -> None:
-    done = run("fit", "demo-rankings:300", "-o", tmp_path / "x", "--encoder", "none", "--k", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = facts_of("fit", "demo-rankings:300", "-o", tmp_path / "x", "--encoder", "none", "--k", "2")
     assert found["target"] == "judgments"
     assert {*found["judgments"]} == {"n", "prompts", "log_likelihood", "uniform", "best_single", "gain"}
     assert {*found["judgments"]["gain"]} >= {"mean", "low", "high"}

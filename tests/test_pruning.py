@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import printed, run
 from test_ensemble import some_ensemble
 
 from pluralign import DataError, RewardEnsemble, UsageError, fit, prune, town_hall
@@ -210,6 +210,5 @@ def test_prune_needs_other_votes_if_none_were_held_out(votes: PreferenceSet, tmp
     refused = run("prune", tmp_path / "bare", "-o", tmp_path / "out")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "give votes that it was not trained on" in refused.stderr
-    done = run("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
-    assert done.returncode == 0, done.stderr
+    printed("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
     assert load_held_out(tmp_path / "out").preferences == votes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WriteLines, run
+from conftest import WriteLines, facts_of, printed, run
 from judging import Parrot
 
 from pluralign.answering.generate import Sampler, generate
@@ -543,10 +543,9 @@ def test_generate_reports_responses_that_were_cut_off(serve: Serve, tmp_path: Pa
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
     remote = ("--model", "parrot", "--base-url", f"{server.url}/")
     command: tuple[str | Path, ...] = ("generate", prompts, "-o", path, *remote, "-n", "2")
-    done = run(*command, "--json")
-    assert done.returncode == 0, done.stderr
+    shown = printed(*command, "--json")
     facts = {"lines": 6, "responses": 12, "cut_off": 6, "model": f"parrot at {server.url}"}
-    assert facts.items() <= json.loads(done.stdout).items()
+    assert facts.items() <= json.loads(shown).items()
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     assert "6 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
@@ -557,9 +556,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, small_f
 
     server = serve(script)
     models = ("--model", "parrot", "--distill", "raven", "--base-url", server.url)
-    done = run("answer", small_folder, "Tea?", *models, "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = facts_of("answer", small_folder, "Tea?", *models)
     assert facts["candidates"] == 2
     assert facts["notes"][0].endswith("gave 2 distinct responses, not 8")
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer.main
-from conftest import run
+from conftest import facts_of, printed, run
 
 from pluralign import DataError, LoadOptions, PreferenceSet, UsageError, town_hall
 from pluralign.cli.main import app
@@ -174,9 +174,10 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def given(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments of ``reproduce`` for a short run on the votes and with the model of a rehearsal."""
     quick = {"limit": 4, "n": 5, "max_new_tokens": 12, "prompts": "held-out"}
+    stored = recipes.load_recipe
 
     def load(name: str) -> recipes.Recipe:
-        recipe = recipes.load_recipe(name)
+        recipe = stored(name)
         return replace(recipe, fit={**recipe.fit, "k": 2}, generate=quick)
 
     monkeypatch.setattr(recipes, "load_recipe", load)
@@ -261,10 +262,9 @@ def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
     rows = [{"question": row.pop("prompt"), **row, "ties": 2} for row in town_hall(120).preferences.to_records()]
     path.write_text("\n".join(map(json.dumps, [*rows, rows[0] | {"votes_a": -1}])))
     reading = ["--rename", "prompt=question", "--ties", "half", "--skip-bad"]
-    done = run("reproduce", path, "--tiny", "-o", out, *reading)
-    assert done.returncode == 0, done.stderr
-    assert "few votes and a tiny model" in done.stdout
-    assert "matches the paper" not in done.stdout
+    shown = printed("reproduce", path, "--tiny", "-o", out, *reading)
+    assert "few votes and a tiny model" in shown
+    assert "matches the paper" not in shown
     assert list(json.loads((out / recipes.RECORD_FILE).read_text())["results"]) == STEPS
     sample = PreferenceSet.load(out / "rehearsal" / "votes.parquet")
     assert (len(sample), sample.tie_rule) == (120, "half")
@@ -275,9 +275,7 @@ def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsed: Path) -> None:
-    done = run("reproduce", "all", "--tiny", "-o", rehearsed.parent, "--json")
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    results = facts_of("reproduce", "all", "--tiny", "-o", rehearsed.parent)
     assert list(results["experiments"]) == list(recipes.RECIPES)
     for name, one in results["experiments"].items():
         assert (len(one["history"]), one["candidates"]["lines"]) == (2, 4)

@@ -235,11 +235,6 @@ def test_few_texts_of_unknown_prompts_are_refused(votes: PreferenceSet) -> None:
     assert np.mean([reason != "" for reason in reasons]) < 0.06, "three measures at 1 % each, on new prompts"
 
 
-def test_texts_about_something_else_are_refused_by_the_words_of_the_question(gate: NoveltyGate) -> None:
-    assert gate.model.lacking("Should we plant trees?", "Trees cool the streets.") < 1
-    assert gate.model.lacking("Should we plant trees?", "Rum is good.") == 1
-
-
 @pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
 def test_the_encoders_last_layer_finds_texts_about_something_else() -> None:
     embed: Any = gates.last_layer(TextFeatures(layers="0,6"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import run
+from conftest import facts_of, printed, run
 from served import Client, running
 
 import pluralign
@@ -38,16 +38,6 @@ def write_csv(votes: PreferenceSet, path: Path) -> Path:
     return path
 
 
-def output(*arguments: str | Path) -> str:
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def json_of(*arguments: str | Path) -> dict[str, Any]:
-    return dict(json.loads(output(*arguments, "--json")))
-
-
 def prompts_only(n: int, **options: Any) -> PreferenceSet:
     """Return votes on n prompts, with eight pairs each."""
     return town_hall(8 * n, **options).preferences
@@ -61,7 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engineer's folder: votes on 80 prompts, and an ensemble fitted to all of them with the default split."""
     folder = tmp_path_factory.mktemp("engineer")
     write_csv(prompts_only(80), folder / "votes.csv")
-    fitted = json_of("fit", folder / "votes.csv", *RENAME, "-o", folder / "ensemble", *FAST)
+    fitted = facts_of("fit", folder / "votes.csv", *RENAME, "-o", folder / "ensemble", *FAST)
     (folder / "fit.json").write_text(json.dumps(fitted))
     return folder
 
@@ -76,7 +66,7 @@ def test_engineer_gets_the_exact_rename_line_and_inspects_the_votes(work: Path, 
     assert (done.returncode, done.stdout) == (2, "")
     for flag in ("prompt=question", "response_a=answer_1", "response_b=answer_2"):
         assert f"--rename {flag}" in done.stderr
-    found = json_of("inspect", work / "votes.csv", *RENAME)
+    found = facts_of("inspect", work / "votes.csv", *RENAME)
     assert (found["pairs"], found["prompts"], found["votes_per_pair"]) == (640, 80, 5)
 
 
@@ -94,24 +84,24 @@ def test_evaluating_on_the_training_file_gives_the_figures_of_fit(work: Path) ->
     left_out = f"Left out {found['left_out']['prompts']} prompts ({found['left_out']['pairs']} pairs)"
     assert left_out in done.stderr
     assert "--all" in done.stderr
-    leaked = json_of("evaluate", work / "ensemble", work / "votes.csv", *RENAME, "--group", "length", "--all")
+    leaked = facts_of("evaluate", work / "ensemble", work / "votes.csv", *RENAME, "--group", "length", "--all")
     assert leaked["pairs"] == 640
     assert leaked["test"]["brier_corrected"] < fitted["test"]["brier_corrected"], "scores that are too good"
 
 
 def test_fit_and_evaluate_start_with_the_same_main_number_and_verdict(work: Path) -> None:
-    shown = output("evaluate", work / "ensemble", work / "votes.csv", *RENAME)
+    shown = printed("evaluate", work / "ensemble", work / "votes.csv", *RENAME)
     figures = json.loads((work / "fit.json").read_text())["test"]
     low, high = figures["interval"]["low"], figures["interval"]["high"]
     assert f"Main number: corrected Brier score {figures['brier_corrected']:.4f} [{low:.4f}, {high:.4f}]" in shown
     assert sum(words in shown for words in VERDICTS) == 1
     assert shown.index("Main number") < shown.index("Next: ") < shown.index("Brier  ")
-    output("report", work / "ensemble", "-o", work / "report.html")
+    printed("report", work / "ensemble", "-o", work / "report.html")
     page = (work / "report.html").read_text()
     assert f"{figures['brier_corrected']:.4f}" in page
-    names = [card["name"] for card in json_of("profile", work / "ensemble")["members"]]
+    names = [card["name"] for card in facts_of("profile", work / "ensemble")["members"]]
     assert len(set(names)) == len(names)
-    assert "Close to the average" not in page + output("profile", work / "ensemble")
+    assert "Close to the average" not in page + printed("profile", work / "ensemble")
 
 
 def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path: Path) -> None:
@@ -127,7 +117,7 @@ def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path
 
 
 def test_eight_prompts_give_no_interval_and_no_verdict(tmp_path: Path) -> None:
-    shown = output("fit", write_csv(prompts_only(8), tmp_path / "v.csv"), *RENAME, "-o", tmp_path / "e", *FAST)
+    shown = printed("fit", write_csv(prompts_only(8), tmp_path / "v.csv"), *RENAME, "-o", tmp_path / "e", *FAST)
     assert "[" not in shown.split("Main number: ")[1].split("\n")[0]
     assert "No verdict: " in shown
     assert "Next: collect votes on more prompts: at least 20 for testing." in shown
@@ -136,9 +126,9 @@ def test_eight_prompts_give_no_interval_and_no_verdict(tmp_path: Path) -> None:
 
 def test_three_votes_per_pair_are_not_compared_with_the_floor(tmp_path: Path) -> None:
     votes = write_csv(prompts_only(60, votes_per_pair=3), tmp_path / "votes.csv")
-    inspected = output("inspect", votes, *RENAME)
-    fitted = output("fit", votes, *RENAME, "-o", tmp_path / "ensemble", *FAST)
-    evaluated = output("evaluate", tmp_path / "ensemble", votes, *RENAME)
+    inspected = printed("inspect", votes, *RENAME)
+    fitted = printed("fit", votes, *RENAME, "-o", tmp_path / "ensemble", *FAST)
+    evaluated = printed("evaluate", tmp_path / "ensemble", votes, *RENAME)
     for shown in (inspected, fitted, evaluated):
         assert FEW_VOTES in " ".join(shown.split())
         assert "-0.0000" not in shown.replace("−", "-")

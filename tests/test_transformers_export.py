@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import printed, run
 from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
 from tiny import ENCODER_WORDS as WORDS
@@ -425,9 +425,8 @@ def test_a_push_needs_a_token_and_a_name_with_an_owner(monkeypatch: pytest.Monke
 
 
 def test_the_command_writes_the_same_as_the_function(joint_lora: Path, tmp_path: Path) -> None:
-    done = run("export", joint_lora, "-o", tmp_path / "out", "--member", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    assert {"members": [1], "models": [str(tmp_path / "out")]}.items() <= json.loads(done.stdout).items()
+    shown = printed("export", joint_lora, "-o", tmp_path / "out", "--member", "1", "--json")
+    assert {"members": [1], "models": [str(tmp_path / "out")]}.items() <= json.loads(shown).items()
     expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]]
     np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
     again = run("export", joint_lora, "-o", tmp_path / "out")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run, run_process
+from conftest import printed, run, run_process
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -308,7 +308,7 @@ def test_a_folder_with_other_settings_or_files_is_refused(tuned: Tuning, tmp_pat
         tune(ensemble_of("commas", "digits"), PROMPTS[1:], str(llama), tuned.folder, **same)
     assert tune(TOWN, PROMPTS, str(llama), tuned.folder, **same | {"micro_batch": 2}).resumed == 2
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(DataError, match="the folder holds other files; name a new folder"):
+    with pytest.raises(UsageError, match="holds other files; name another folder, or remove this one"):
         tune(TOWN, PROMPTS, str(llama), tmp_path)
     with pytest.raises(UsageError, match="is a file; name a folder"):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "thesis.tex")
@@ -505,9 +505,8 @@ def test_a_server_without_the_adapters_is_an_error(policies: Path, serve: Serve)
 
 def answering(folder: Path, policies: Path, *more: str) -> Any:
     """What ``pluralign answer`` prints as JSON."""
-    done = run("answer", folder, "tea ?", "--policies", policies, *more, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    shown = printed("answer", folder, "tea ?", "--policies", policies, *more, "--json")
+    return json.loads(shown)
 
 
 def test_the_command_answers_with_policies_in_this_process(policies: Path, ensemble_folder: Path) -> None:

@@ -397,14 +397,14 @@ class Answerer:
         lists = [] if self.held_out is None else candidates_of(self.held_out.preferences)
         return {Prompt(one.prompt).identity: one for one in lists}
 
-    def no_candidates(self, prompt: PromptLike, remedy: str) -> UsageError:
-        """Return the error for a prompt without candidates; it names the held-out questions that are most like it."""
+    def no_candidates(self, prompt: PromptLike, remedy: str) -> str:
+        """Return what is wrong with a prompt without candidates, and the held-out questions that are most like it."""
         asked = set(words_of(Prompt(prompt).text))
         known = [one_line(one.prompt_text) for one in self.held_out_prompts.values()]
         near = sorted(known, key=lambda one: -len(asked & set(words_of(one))))[:QUESTIONS_SHOWN]
         if near:
             remedy += f", or ask one of the {len(known):,} held-out questions, such as “{'”, “'.join(near)}”"
-        return UsageError(f"there are no candidates for this prompt; {remedy}.")
+        return f"there are no candidates for this prompt; {remedy}."
 
     @cached_property
     def likings(self) -> Likings | None:
@@ -488,7 +488,7 @@ class Answerer:
             if len(given) < n:
                 notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
         elif given is None and not self.policies:
-            raise self.no_candidates(request.prompt, "give candidates or a generator")
+            raise UsageError(self.no_candidates(request.prompt, "give candidates or a generator"))
         return Drafts((), {}, cut_at(given or (), request.stop), tuple(notes), cut_off)
 
     def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:

@@ -6,8 +6,8 @@ weight. The gate knows the held-out texts of the fit, and measures four things o
 - *words*: the mean surprise per word under a word-pair model of the held-out texts. It finds unknown words.
 - *order*: the share of neighbouring words that are never neighbours in the held-out texts. It finds shuffled words.
 - *repeats*: the share of words that occur among the three words before them, one aside. It finds repeated words.
-- *topic*: the distance between text and question, in the last layer of the ensemble's encoder. It finds texts about
-  something else. Without such an encoder: the weighted share of the question's words that the text lacks.
+- *topic*: the distance between text and question, in the last layer of the ensemble's encoder, if it is a language
+  model. It finds texts about something else.
 
 A text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
 not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A text
@@ -20,10 +20,10 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Asked: TypeAlias = tuple[str, str]
 """A question and a text."""
+Embed: TypeAlias = Callable[..., FloatArray]
+"""Takes n texts; returns unit vectors, ``(n, dimension)``. With ``cache=True`` they are kept on disk."""
 
 LEVEL = 0.01
 """Share of held-out texts above a threshold, per measure."""
@@ -56,8 +58,6 @@ TOPIC_LENGTH = 24
 """Shorter texts pass *topic*: "No." names no subject."""
 PAIR_SHARE = 0.8
 """λ of the word model: weight of the word-pair estimate beside the word estimate."""
-STEM = 5
-"""Words with the same first letters count as the same word of a question."""
 REPEATS_WITHIN = 3
 REASONS = {
     "words": "its words are unlike those of the held-out texts",
@@ -69,37 +69,24 @@ _WORD = re.compile(r"[\w']+|[.,;:!?]")
 _FITTING = threading.Lock()
 
 
-class Embed(Protocol):
-    """Turns texts into unit vectors."""
-
-    def __call__(self, texts: Sequence[str], *, cache: bool = False) -> FloatArray:
-        """Return ``(n_texts, dimension)`` vectors; with ``cache`` they are kept on disk."""
-        ...
-
-
 @dataclass(frozen=True)
 class WordModel:
     """Counts of words and of pairs of neighbouring words in some texts."""
 
     words: Mapping[str, int]
     pairs: Mapping[tuple[str, str], int]
-    texts_with: Mapping[str, int]
-    """Number of texts that contain a stem."""
     n_words: int
-    n_texts: int
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "WordModel":
         """Count the words of texts."""
         words: Counter[str] = Counter()
         pairs: Counter[tuple[str, str]] = Counter()
-        texts_with: Counter[str] = Counter()
         for text in texts:
             found = ["", *words_of(text)]
             words.update(found)
             pairs.update(itertools.pairwise(found))
-            texts_with.update(_stems(text))
-        return cls(words, pairs, texts_with, sum(words.values()), len(texts))
+        return cls(words, pairs, sum(words.values()))
 
     def surprise(self, text: str) -> float:
         """Return the mean of −log p(word | previous word), in nats; 0 for a text without words.
@@ -130,26 +117,10 @@ class WordModel:
         pairs = list(itertools.pairwise(["", *words_of(text)]))
         return sum(pair not in self.pairs for pair in pairs) / max(1, len(pairs))
 
-    def lacking(self, question: str, text: str) -> float:
-        """Return the share of the question's words that a text lacks, weighted by how rare they are in the texts.
-
-        Example:
-            >>> model = WordModel.of(["Tea is good.", "Rum is good."])
-            >>> model.lacking("Is tea good?", "Tea.") < model.lacking("Is tea good?", "It is good.")
-            True
-        """
-        rare = {stem: math.log((self.n_texts + 1) / (self.texts_with.get(stem, 0) + 0.5)) for stem in _stems(question)}
-        present, total = _stems(text), sum(rare.values())
-        return 1 - sum(weight for stem, weight in rare.items() if stem in present) / total if total > 0 else 0.0
-
-    def measure(self, items: Sequence[Asked]) -> dict[str, FloatArray]:
-        """Return the measures of questions with texts, each ``(n_items,)``; higher values are more unusual."""
-        return {
-            "words": np.array([self.surprise(text) for _, text in items]),
-            "order": np.array([self.unseen(text) for _, text in items]),
-            "repeats": np.array([repeats(text) for _, text in items]),
-            "topic": np.array([self.lacking(question, text) for question, text in items]),
-        }
+    def measure(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+        """Return all measures but *topic*, each ``(n_texts,)``; higher values are more unusual."""
+        measures = {"words": self.surprise, "order": self.unseen, "repeats": repeats}
+        return {name: np.array([measure(text) for text in texts]) for name, measure in measures.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +132,7 @@ class NoveltyGate:
     fold: IndexArray
     """Number of each text's fold, ``(n_texts,)``; texts of one question are in one fold."""
     embed: Embed | None = None
-    """For *topic*; the share of missing words without it."""
+    """For *topic*."""
     level: float = LEVEL
 
     @cached_property
@@ -183,10 +154,10 @@ class NoveltyGate:
         }
         found: dict[int, dict[str, float]] = {}
         for length in LENGTHS:
-            parts = {number: list[Asked]() for number in models}
-            for number, (question, text) in zip(self.fold.tolist(), self.items, strict=True):
+            parts = {number: list[str]() for number in models}
+            for number, (_, text) in zip(self.fold.tolist(), self.items, strict=True):
                 if part := _part(text, length):
-                    parts[number].append((question, part))
+                    parts[number].append(part)
             if sum(map(len, parts.values())) < FEWEST_TEXTS and found:
                 break
             measured = [models[number].measure(part) for number, part in parts.items() if part]
@@ -211,25 +182,22 @@ class NoveltyGate:
         """Return for each text the reason to refuse it, or an empty text."""
         return self.check([(prompt, text) for text in texts])
 
-    def check(self, texts: Sequence[Item]) -> list[str]:
+    def check(self, items: Sequence[Item]) -> list[str]:
         """Return for each prompt with a text the reason to refuse the text, or an empty text."""
-        asked = [(Prompt(prompt).text, text) for prompt, text in texts]
+        asked = [(Prompt(prompt).text, text) for prompt, text in items]
         reasons = ["" if text.strip() else "it is empty" for _, text in asked]
         new = [i for i, one in enumerate(asked) if not reasons[i] and one not in self.known]
         if not new:
             return reasons
         with _FITTING:
             thresholds = self.thresholds
-        items = [asked[i] for i in new]
-        measured = self.model.measure(items)
-        lengths = [len(words_of(text)) for _, text in items]
+        texts = [asked[i][1] for i in new]
+        measured, lengths = self.model.measure(texts), [len(words_of(text)) for text in texts]
         for row, i in enumerate(new):
             shorter = max((one for one in thresholds if one <= lengths[row]), default=min(thresholds))
             longer = min((one for one in thresholds if one > lengths[row]), default=shorter)
-            for name, reason in REASONS.items():
-                limit = max(thresholds[shorter][name], thresholds[longer][name])
-                if not reasons[i] and (name != "topic" or self.embed is None) and measured[name][row] > limit:
-                    reasons[i] = reason
+            limits = {name: max(thresholds[shorter][name], thresholds[longer][name]) for name in measured}
+            reasons[i] = next((REASONS[name] for name, of in measured.items() if of[row] > limits[name]), "")
         long = [i for row, i in enumerate(new) if not reasons[i] and lengths[row] >= TOPIC_LENGTH]
         if self.embed and long:
             with _FITTING:
@@ -332,7 +300,3 @@ def conformal_quantile(values: FloatArray, level: float) -> float:
 def words_of(text: str) -> list[str]:
     """Return the words and punctuation marks of a text, in lower case."""
     return _WORD.findall(text.casefold())
-
-
-def _stems(text: str) -> set[str]:
-    return {word[:STEM] for word in words_of(text) if word[0].isalnum()}

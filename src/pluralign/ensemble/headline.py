@@ -168,5 +168,7 @@ def _next_step(evaluation: Evaluation, baseline: Compared | None, record: FitRec
     if better_encoder:
         return better_encoder
     if place == "level":
+        if evaluation.level == "vote" and evaluation.judgments is not None and evaluation.judgments.evidence:
+            return f"{serve}; or fit with --level policy, for more accurate shares."
         return f"{serve}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."

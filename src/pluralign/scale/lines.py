@@ -2,13 +2,12 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypedDict
 
-import numpy as np
-
 from pluralign.answering.gate import fit_gate
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import has_held_out, load_held_out
@@ -56,15 +55,23 @@ def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> 
         gate = fit_gate(load_held_out(ensemble, loaded).preferences, loaded.features)
     for batch in _batches(pairs, "response_a", "response_b"):
         texts = list(dict.fromkeys(item for items in batch for item in items))
-        rewards = dict(zip(texts, loaded.rewards(texts), strict=True))
-        a, b = (np.stack([rewards[items[side]] for items in batch]) for side in (0, 1))
-        votes = calibration.votes_from_rewards(a, b)
-        shares = loaded.readings(a - b)
-        reasons = dict(zip(texts, gate.check(texts) if gate else [""] * len(texts), strict=True))
-        for i, items in enumerate(batch):
-            unlike = {side: reasons[item] for side, item in zip("ab", items, strict=True) if reasons[item]}
-            share, policy = (None if unlike else float(shares[level][i]) for level in ("vote", "policy"))
-            yield {"votes": votes[i].tolist(), "prob_hat": share, "prob_policy": policy, "unlike": unlike}
+        row = {item: i for i, item in enumerate(texts)}
+        rows = [row[item] for items in batch for item in items]
+        reasons = gate.check(texts) if gate else [""] * len(texts)
+        yield from compared(loaded, loaded.rewards(texts)[rows], [reasons[i] for i in rows])
+
+
+def compared(ensemble: RewardEnsemble, rewards: FloatArray, reasons: Sequence[str]) -> Iterator[ComparedLine]:
+    """Yield the votes and the predicted shares of pairs, from the rewards of their responses in turn, ``(2n, k)``.
+
+    ``reasons`` says why the gate refuses each response.
+    """
+    votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
+    shares = ensemble.readings(rewards[0::2] - rewards[1::2])
+    for i, vote in enumerate(votes.tolist()):
+        unlike = {side: reason for side, reason in zip("ab", reasons[2 * i : 2 * i + 2], strict=True) if reason}
+        share, policy = (None if unlike else float(shares[level][i]) for level in ("vote", "policy"))
+        yield {"votes": vote, "prob_hat": share, "prob_policy": policy, "unlike": unlike}
 
 
 def score_lines(ensemble: RewardEnsemble | str | os.PathLike[str], texts: Lines) -> Iterator[ScoredLine]:

@@ -273,13 +273,13 @@ def score_routes(service: Service) -> APIRouter:
 
         The rewards are those of the member in the address, ``?member=3``; ``extra_logs`` has every member's.
         """
-        service.need_member(member)
+        weights = service.weights(member, required=True)
         name_ignored(body, response.headers)
         prompts = body.prompts or [""] * len(body.query)
         if len(prompts) != len(body.query):
             message = f"query has {len(body.query)} texts and prompts has {len(prompts)}; send one prompt per query."
             raise ApiError(422, message, code="invalid", param="prompts")
-        weights, rewards = service.weights(member), await service.decoded_rewards(prompts, body.query)
+        rewards = await service.decoded_rewards(prompts, body.query)
         own = (rewards @ weights).tolist()
         logs = {f"member_{j}": rewards[:, j].tolist() for j in range(service.ensemble.k)}
         return schemas.RewardResponse(rewards=own, scores=own, extra_logs=logs)

@@ -22,13 +22,13 @@ from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choic
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.scale.lines import compared
 from pluralign.server import schemas
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import Slots, in_thread
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
-from pluralign.theory import calibration
 from pluralign.votes.load import as_choices
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
@@ -142,16 +142,9 @@ class Service:
         """Return the votes and both predicted shares of each pair, and the rewards of its texts in turn."""
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         rewards = await self.rewards(items)
-        votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
-        shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
         gate = self.answerer.fitted_gate
         reasons = await asyncio.wrap_future(in_thread(lambda: gate.check(items) if gate else [""] * len(items)))
-        found = []
-        for i, vote in enumerate(votes.tolist()):
-            unlike = {side: reason for side, reason in zip("ab", reasons[2 * i : 2 * i + 2], strict=True) if reason}
-            hat, policy = (None if unlike else float(shares[level][i]) for level in ("vote", "policy"))
-            found.append(schemas.Comparison(votes=vote, prob_hat=hat, prob_policy=policy, unlike=unlike))
-        return found, rewards
+        return [schemas.Comparison(**line) for line in compared(self.ensemble, rewards, reasons)], rewards
 
     async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
         """Return the votes on a pair, and the reasons of every member."""
@@ -177,9 +170,7 @@ class Service:
             member: rank by this member alone.
             raw: return the member's rewards instead; needs a member.
         """
-        weights, prompt = self.weights(member), self.prompt(query)
-        if raw:
-            self.need_member(member)
+        weights, prompt = self.weights(member, required=raw), self.prompt(query)
         rewards = await self.rewards([(prompt, text) for text in texts])
         if raw:
             scores = rewards @ weights
@@ -189,21 +180,21 @@ class Service:
             scores = (rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights
         return [(i, float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
 
-    def weights(self, member: int | None) -> FloatArray:
-        """Return the weights of the ensemble, or all weight on one member, ``(k,)``."""
+    def weights(self, member: int | None, *, required: bool = False) -> FloatArray:
+        """Return the weights of the ensemble, or all weight on one member, ``(k,)``.
+
+        A member is ``required`` for rewards: as ``RewardEnsemble.as_reward_func``, the server does not average them.
+        """
+        if member is None and required:
+            last = self.ensemble.k - 1
+            message = f"members' rewards have different scales and are not averaged; send ?member=J, from 0 to {last}."
+            raise ApiError(422, message, code="member_required", param="member")
         if member is None:
             return Voters.of(self.ensemble).alpha
         if member >= self.ensemble.k:
             message = f"members are numbered from 0 to {self.ensemble.k - 1}; there is no member {member}."
             raise ApiError(404, message, code="no_such_member", param="member")
         return np.asarray(np.eye(self.ensemble.k)[member])
-
-    def need_member(self, member: int | None) -> None:
-        """Refuse to average rewards, as ``RewardEnsemble.as_reward_func`` does: members have different scales."""
-        if member is None:
-            last = self.ensemble.k - 1
-            message = f"members' rewards have different scales and are not averaged; send ?member=J, from 0 to {last}."
-            raise ApiError(422, message, code="member_required", param="member")
 
     # --- answering --------------------------------------------------------------------------------------------------
 
@@ -250,8 +241,8 @@ class Service:
         """Return candidates that raise an error when a member needs them."""
 
         def none() -> Sequence[str]:
-            error = self.answerer.no_candidates(request.prompt, NO_GENERATOR)
-            raise ApiError(400, str(error), code="no_generator", param="candidates")
+            message = self.answerer.no_candidates(request.prompt, NO_GENERATOR)
+            raise ApiError(400, message, code="no_generator", param="candidates")
 
         return none
 

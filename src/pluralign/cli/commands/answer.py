@@ -208,7 +208,8 @@ def answer(
     names = {"generator": model, "writer": distill, "judge": judge}
     answerer = Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
     if not (candidates or model or policies) and Prompt(prompt).identity not in answerer.held_out_prompts:
-        raise answerer.no_candidates(prompt, "name a file with --candidates, or a model with --model")
+        remedy = "name a file with --candidates, or a model with --model"
+        raise UsageError(answerer.no_candidates(prompt, remedy))
     for sampler in answerer.samplers:
         with console.working(f"Connecting to {sampler.name}"):
             sampler.prepare()
