@@ -177,7 +177,6 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
         "1. Votes",
         "A: ",
         "2. Who disagrees",
-        "At least 80% of people agree on",
         "Trust: a predicted share",
         "3. Who is",
         "vote counts",
