@@ -182,7 +182,7 @@ def train(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int = 0) -> t
 def trainer_of(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int, folder: Path) -> PairTrainer:
     """Return the trainer of k joint members and the reward beside them, or for k = 0 of one member."""
     labels = {"prob_a": pairs.prob_a, "target": pairs.prob_a, "weight": np.ones(len(pairs.a))}
-    run = prepare_run(pairs, training_plan(len(pairs.a), tuning, seed, 1), Checkpoints(folder, {}))
+    run = prepare_run(pairs, training_plan(pairs.prompt, tuning, seed, 1), Checkpoints(folder, {}))
     loss = VoteLoss(k) if k else StageLoss(1.0)
     trainer = run.trainer(Training("joint", k + 1, loss, labels, lambda: np.zeros(0)), folder / "checkpoints", None)
     trainer.args.save_strategy = "no"
