@@ -4,6 +4,8 @@ A recipe is a file ``recipes/NAME.toml``: one for each of the paper's data sets 
 ``own`` for any other votes, and one for each kind of hardware with the settings of training that depend on it.
 """
 
+# ruff: noqa: RUF009 - ``option`` returns a field of a dataclass
+
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

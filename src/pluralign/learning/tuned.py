@@ -59,6 +59,7 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 logger = logging.getLogger("pluralign")
 Judged: TypeAlias = tuple[RewardEnsemble, HeldOutVotes]
 """An ensemble with its record, and the held-out votes with their rewards."""
+FROM_COUNTS = "the model learned from vote counts, and only its members from whole judgments"
 AFTER_TRAINING = ("compare_frozen",)
 """Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
@@ -218,7 +219,7 @@ def _fit_backbone(task: TunedTask) -> Judged:
     if options.method == "joint":
         candidates, notes = _candidates(task, features)
         ensemble, held_out = compare(task, candidates)
-        notes = [*(ensemble.record.notes or []), *run.notes, *notes]
+        notes = [*(ensemble.record.notes or []), *run.notes, *notes, *[FROM_COUNTS] * (task.judged is not None)]
     else:
         ensemble, held_out, chosen = _fit_stages(task, features)
         settings |= chosen

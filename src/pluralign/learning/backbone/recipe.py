@@ -130,6 +130,7 @@ class TrainingPlan:
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=gpu,
+            ddp_find_unused_parameters=False,  # every step uses all parameters; the search would visit the whole graph
             use_cpu=not gpu,  # else it sees no other process on a machine without a GPU
             seed=self.seed,
         )
