@@ -158,17 +158,17 @@ def both_fits(
     """Yield the figures of a fit on frozen features and of one with trained pooling, whichever ``fit`` would use."""
     frozen = pluralign.fit(votes, **options)
     yield {"features": "frozen", **figures(frozen, frozen, measured)}
+    with tempfile.TemporaryDirectory() as folder:
 
-    def trained(compare: bool) -> RewardEnsemble:
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "fit"
+        def trained(compare: bool) -> RewardEnsemble:
+            place = Path(folder) / str(compare)
             return pluralign.fit(votes, folder=place, pooling="attention", compare_frozen=compare, **options)
 
-    chosen = trained(compare=True)
-    choice = chosen.record.encoders
-    assert choice is not None
-    row = figures(chosen if choice.used == "tuned" else trained(compare=False), frozen, measured)
-    yield {"features": "trained pooling", **row, "used": f"{choice.used}: {choice.why}"}
+        chosen = trained(compare=True)
+        choice = chosen.record.encoders
+        assert choice is not None
+        row = figures(chosen if choice.used == "tuned" else trained(compare=False), frozen, measured)
+        yield {"features": "trained pooling", **row, "used": f"{choice.used}: {choice.why}"}
 
 
 def figures(
