@@ -51,12 +51,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--judgments", action="store_true", help="fit to whole rankings")
-    parser.add_argument("--prompts", type=int, default=250, help="prompts of the town hall with rankings")
+    parser.add_argument("--prompts", type=int, default=250, help="with --judgments: number of prompts")
     parser.add_argument("--fresh", type=int, default=200, help="prompts of the sample that measures it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if arguments.judgments:
-        found = list(of_judgments(arguments))
+        found = []
+        for row in of_judgments(arguments):
+            found.append(row)
+            print(json.dumps(to_json(row)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
         if arguments.json:
             print(json.dumps(to_json(found)))
         else:
@@ -141,7 +144,7 @@ def of_judgments(arguments: argparse.Namespace) -> Iterator[voices.Row]:
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         options = {"seed": seed, "encoder": arguments.encoder}
         if arguments.votes:
-            votes = voices.read_votes(Path(arguments.votes))
+            votes = voices.read_votes(Path(arguments.votes), 5 * arguments.prompts)  # five people per prompt
             rows = both_fits(votes, lambda _: {}, {**options, "test_fraction": TEST_FRACTION})
             yield from ({"fitted to": voices.RANKINGS, "seed": seed, **row} for row in rows)
             continue
