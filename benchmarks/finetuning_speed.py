@@ -45,7 +45,7 @@ from pluralign.learning.backbone.train import CPU_PASS, MICRO_BATCH, PairTrainer
 from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.trained_pooling import FrozenMixture, train_attention
 from pluralign.text.classifier import classifier_tokens
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.loading import quiet_transformers
 from pluralign.text.options import middle_layer
 from pluralign.text.states import read_token_states

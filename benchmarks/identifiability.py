@@ -35,7 +35,8 @@ from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.measuring.diversity import held_out_candidates
 from pluralign.theory.calibration import checked, squared_error
 from pluralign.theory.intervals import Interval, paired_difference
-from pluralign.theory.kendall import vote_agreement, weight_on_tops
+from pluralign.theory.kendall import vote_agreement
+from pluralign.theory.social_choice import first_choices
 from pluralign.votes.preferences import PreferenceSet
 
 # --- distances between ensembles -----
@@ -123,7 +124,7 @@ class Fit:
 
     def first_choices(self) -> list[FloatArray]:
         """Return the weight of each response as a first choice, per prompt."""
-        return [weight_on_tops(rewards, self.weights) for rewards in held_out_candidates(self.held_out)[1]]
+        return [first_choices(rewards, self.weights) for rewards in held_out_candidates(self.held_out)[1]]
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.theory.posterior import predicted_choice
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import town_hall_votes
-from pluralign.votes.town_hall.population import CAMPS
-from pluralign.votes.town_hall.town_hall import TownHall
+from pluralign.votes.town_hall.town_hall import CAMPS, TownHall
 
 SENTENCES = {
     "gardeners": "Protect nature, parks and the climate first, even if it needs public money and new rules.",

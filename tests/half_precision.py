@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from pluralign import fit, load_preferences
 from pluralign.learning.backbone.optimizer import Soap
 from pluralign.learning.backbone.train import StepCallback
-from pluralign.learning.fit import fit
 from pluralign.text.finetuned import FinetunedFeatures
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import texts_of
 
 QUICK: dict[str, Any] = {

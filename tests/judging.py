@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pluralign.core.errors import DataError
+from pluralign import DataError, SamplingOptions
 from pluralign.text.causal import Choice, Completion
-from pluralign.text.options import SamplingOptions
 from pluralign.votes.prompts import PromptLike
 
 

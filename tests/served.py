@@ -13,11 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from pluralign import RewardEnsemble, create_app
+from pluralign import RewardEnsemble, SamplingOptions, create_app
 from pluralign.server.limits import Limits
 from pluralign.server.run import Server
 from pluralign.text.causal import Completion
-from pluralign.text.options import SamplingOptions
 from pluralign.votes.prompts import Item, PromptLike
 
 TEXTS = ["Yes, we should plant many more trees.", "No.", "Perhaps: it depends on the cost, and on who pays for it."]

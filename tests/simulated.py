@@ -1,8 +1,9 @@
-"""Pairs with simulated votes, and numerical gradients, for tests of training."""
+"""Pairs with simulated votes, numerical gradients and the gap of simplex weights, for tests of training."""
 
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from pluralign.learning.pairs import Differences, Matrix, Pairs
 
@@ -39,3 +40,10 @@ def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np
     """Return the gradient of a function by central differences."""
     steps = 1e-6 * np.eye(len(at))
     return np.array([(value(at + step) - value(at - step)) / 2e-6 for step in steps])
+
+
+def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
+    """Return the Frank–Wolfe gap, an upper bound on f(a) − min f for f(a) = mean (V a − p)² on the simplex."""
+    v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
+    gradient = 2 * v.T @ (v @ a - p) / len(p)
+    return float(gradient @ a - gradient.min())

@@ -13,14 +13,12 @@ from scipy import stats
 from served import Writer, running
 from test_tune import ensemble_of
 
-from pluralign import answer
+from pluralign import DataError, RewardEnsemble, UsageError, answer
 from pluralign.answering import answer as answering
 from pluralign.answering.answer import Answerer, Drafts, choose
 from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.steering import ScoredChoices, find_user
-from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.theory.posterior import ChoiceModel

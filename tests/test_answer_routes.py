@@ -14,10 +14,9 @@ import pytest
 from served import HELLO, SECRET, TEXTS, Client, Writer, pair, running, wait_until
 from test_tune import TOWN, ensemble_of, llama, policies  # noqa: F401 - fixtures
 
-from pluralign import RewardEnsemble, town_hall
+from pluralign import DataError, RewardEnsemble, town_hall
 from pluralign.answering.policies import load_policies
 from pluralign.answering.steering import Likings, MeaningMatch
-from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.server.limits import Limits
 from pluralign.votes.candidates import candidates_of

@@ -82,7 +82,6 @@ NO_VOTES: list[tuple[Any, str]] = [
     (LISTS | {"rankings": 3}, "rankings must be a list, not int 3"),
     (LISTS | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
     (LISTS | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),
-    (LISTS | {"responses": ["A", "A"], "scores": [[1], [2]]}, "two of the responses are the same"),
     (LISTS | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
     (LISTS | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
     (LISTS | {"scores": [[float("inf")], [1]]}, "scores is inf; give a finite number"),
@@ -107,11 +106,16 @@ def test_a_row_that_is_no_vote_is_one_sentence_and_can_be_skipped(row: Any, prob
         load_preferences([row], skip_bad=True)
 
 
-def test_identical_texts_drop_only_their_own_pair() -> None:
-    row = {"prompt": "x", "responses": ["A", "B", "A"], "scores": [[1, 3], [2, 2], [3, 1]]}
-    loaded = load_preferences([row], skip_bad=True)
-    assert loaded.dropped == {"identical responses": 1}
-    assert len(loaded) == 2
+def test_a_response_given_twice_counts_once_at_its_best_and_a_note_counts_the_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scored = {"prompt": "x", "responses": ["A", "B", "A"], "scores": [[1, 3], [2, 2], [3, None]]}
+    ranked = {"prompt": "x", "responses": ["A", "B", "A"], "rankings": [[2, 1, 0], [0, 1], [1, 2, 0]]}
+    for row, votes in ((scored, (2, 0)), (ranked, (2, 1))):
+        loaded = load_preferences([row] * 2 + [row | {"responses": ["A"] * 3, "prompt": "y"}])
+        assert (loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([votes[0]] * 2, [votes[1]] * 2)
+        assert loaded.dropped == {"identical responses": 1}
+        assert "given twice in 2 rows" in caplog.messages[-1]
 
 
 def test_missing_columns_are_reported_with_the_nearest_layout() -> None:

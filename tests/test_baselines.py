@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import ttest_1samp
-from simulated import as_array, numeric_gradient, paired
+from simulated import as_array, numeric_gradient, optimality_gap, paired
 
 from pluralign.learning import baselines
 from pluralign.learning import bradley_terry as mixture
@@ -22,7 +22,6 @@ from pluralign.learning.bradley_terry import L2_GRID, fit_bradley_terry, fit_em,
 from pluralign.learning.pairs import Differences, Pairs, hard_votes, validation_folds
 from pluralign.theory.calibration import brier, constant_half, sigmoid
 from pluralign.theory.intervals import clearly_lower
-from pluralign.theory.simplex import optimality_gap
 
 NAMES = [
     "soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "undecided_bt", "pair", "bootstrap", "mean_variance",

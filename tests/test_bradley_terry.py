@@ -14,14 +14,6 @@ from simulated import as_array, numeric_gradient, paired
 from pluralign.learning import bradley_terry, policy_level
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
 from pluralign.learning.pairs import Members, Pairs, scores, validation_folds
-from pluralign.learning.policy_level import (
-    PULL,
-    PolicyOptions,
-    adjusted_to_counts,
-    choose_policy_options,
-    policy_loss,
-    train_policy_level,
-)
 from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, Teacher, damp, fit_teacher
 from pluralign.theory.calibration import brier, sigmoid
 
@@ -258,7 +250,7 @@ def test_policy_loss_gradient_equals_finite_differences(seed: int, l2: float, k:
     rng = np.random.default_rng(seed)
     x, prob_a, weight = rng.standard_normal((25, 3)), rng.random(25), rng.dirichlet(np.ones(25))
     center, unknowns = rng.standard_normal((3, k)), rng.standard_normal(3 * k + k)
-    loss = policy_loss(x, prob_a, l2, k, weight, center)
+    loss = policy_level.policy_loss(x, prob_a, l2, k, weight, center)
     theta, logits = unknowns[: 3 * k].reshape(3, k), unknowns[3 * k :]
     weights = np.exp(logits) / np.exp(logits).sum()
     share = 1 / (1 + np.exp(-x @ theta)) @ weights
@@ -276,13 +268,13 @@ def two_groups() -> Pairs:
     return paired(difference, rng.binomial(40, share) / 40)
 
 
-VOTES = PolicyOptions(1.0, 0.003)
+VOTES = policy_level.PolicyOptions(1.0, 0.003)
 
 
 def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
     pairs = two_groups()
     single = brier(sigmoid(pairs.difference @ fit_bradley_terry(pairs.difference, pairs.prob_a, 1e-3)), pairs.prob_a)
-    fit = train_policy_level(pairs, teacher_of(pairs), 2, VOTES)
+    fit = policy_level.train_policy_level(pairs, teacher_of(pairs), 2, VOTES)
     share = sigmoid(pairs.difference @ fit.theta) @ fit.weights
     assert ((share > 0) & (share < 1)).all()
     assert fit.weights.min() > 0
@@ -290,7 +282,9 @@ def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
     assert fit.undecided == 0
     assert fit.brier(pairs, "policy") == pytest.approx(brier(share, pairs.prob_a))
     assert brier(share, pairs.prob_a) < 0.5 * single
-    one, four = (train_policy_level(pairs, teacher_of(pairs), k, VOTES).brier(pairs, "policy") for k in (1, 4))
+    one, four = (
+        policy_level.train_policy_level(pairs, teacher_of(pairs), k, VOTES).brier(pairs, "policy") for k in (1, 4)
+    )
     assert four < one < single, "even a single member is fitted to the squared error"
 
 
@@ -301,11 +295,11 @@ def test_members_of_another_fit_move_to_the_counts_against_a_pull(monkeypatch: p
 
     def objective(theta: np.ndarray, weights: np.ndarray) -> float:
         share = sigmoid(pairs.difference @ theta) @ weights
-        return brier(share, pairs.prob_a) + PULL / 2 * float(np.sum((theta - own) ** 2))
+        return brier(share, pairs.prob_a) + policy_level.PULL / 2 * float(np.sum((theta - own) ** 2))
 
     start = np.append(own.ravel(), np.zeros(2))
     best = minimize(lambda at: objective(at[:6].reshape(3, 2), softmax(at[6:])), start).fun
-    found = adjusted_to_counts(pairs, Members(own, np.array([0.5, 0.5])))
+    found = policy_level.adjusted_to_counts(pairs, Members(own, np.array([0.5, 0.5])))
     assert objective(found.theta, found.weights) == pytest.approx(best, rel=1e-4)
     assert best < 0.8 * objective(own, np.array([0.5, 0.5]))
     assert found.weights.sum() == pytest.approx(1)
@@ -313,8 +307,8 @@ def test_members_of_another_fit_move_to_the_counts_against_a_pull(monkeypatch: p
 
 def test_a_policy_level_fit_depends_only_on_the_seed() -> None:
     pairs = two_groups()
-    teacher, choice = teacher_of(pairs), PolicyOptions(0.3, 0.03)
-    one, again, other = (train_policy_level(pairs, teacher, 3, choice, seed=seed) for seed in (0, 0, 1))
+    teacher, choice = teacher_of(pairs), policy_level.PolicyOptions(0.3, 0.03)
+    one, again, other = (policy_level.train_policy_level(pairs, teacher, 3, choice, seed=seed) for seed in (0, 0, 1))
     assert one.theta.tobytes() == again.theta.tobytes()
     assert np.abs(one.theta - other.theta).max() > 0.01
 
@@ -327,8 +321,8 @@ def test_the_teacher_shrinks_long_differences_where_there_are_few_votes() -> Non
     reward = np.zeros(12)
     reward[:3] = 0.6
     pairs = paired(difference, rng.binomial(1, sigmoid(np.asarray(damp(difference, 10.0, mean_square)) @ reward)))
-    choice = choose_policy_options(pairs, teacher_of(pairs), 4, validation_folds(pairs.prompt, 0))
+    choice = policy_level.choose_policy_options(pairs, teacher_of(pairs), 4, validation_folds(pairs.prompt, 0))
     assert choice.vote_share == 0.3
     many = two_groups()
-    choice = choose_policy_options(many, teacher_of(many), 2, validation_folds(many.prompt, 0))
+    choice = policy_level.choose_policy_options(many, teacher_of(many), 2, validation_folds(many.prompt, 0))
     assert choice == VOTES, "many votes without damping are learned from votes alone"

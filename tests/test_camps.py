@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from pluralign import town_hall
+from pluralign import PluralignError, town_hall
 from pluralign.core.arrays import FloatArray, Mask
-from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import to_json
 from pluralign.experiments.demo import fit_features
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from conftest import WriteLines
 
-from pluralign.core.errors import DataError
+from pluralign import DataError, town_hall
 from pluralign.votes.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall.town_hall import town_hall
 
 
 def test_gzip_and_chats_are_read(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from test_classifier import ITEMS, write_llama
 
-from pluralign.core.errors import DataError
+from pluralign import DataError, SamplingOptions
 from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.text import causal
 from pluralign.text.causal import LocalModel, response_log_prob, token_log_probs
 from pluralign.text.loading import load_model
-from pluralign.text.options import SamplingOptions
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 

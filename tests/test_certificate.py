@@ -10,14 +10,12 @@ import pytest
 from conftest import run
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble, certify, fit, town_hall
-from pluralign.core.errors import UsageError
+from pluralign import PreferenceSet, RewardEnsemble, UsageError, certify, fit, town_hall
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import DataSummary, EncoderChoice, FitRecord
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.pruning import plan_pruning
 from pluralign.theory.guarantees import betting_interval, generalization_bound
-from pluralign.votes.preferences import PreferenceSet
 
 PARTS = ("theorem_2", "theorem_3", "theorem_4", "lemma_1", "held_out")
 

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pluralign import DataError, FitOptions
 from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, fingerprint
-from pluralign.core.errors import DataError
-from pluralign.learning.options import FitOptions
 
 INPUTS = {"data": "abc", "options": {"k": 8, "seed": 0}, "version": "1"}
 

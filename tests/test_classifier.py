@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError
+from pluralign.text import classifier
 from pluralign.text import loading as batches
-from pluralign.text.classifier import (
-    chat_tokens,
-    classifier_head,
-    classifier_rewards,
-    classifier_tokens,
-    model_rewards,
-    tokens_and_cut,
-)
 from pluralign.text.loading import load_model
 from pluralign.votes.prompts import Item, Message
 
@@ -91,13 +84,13 @@ CHATS = [
 @pytest.mark.parametrize("pad", [None, 2], ids=["no padding token", "padded with the end token"])
 def test_a_decoder_gives_each_chat_the_same_reward_as_alone(tmp_path: Path, pad: int | None) -> None:
     folder = write_llama(tmp_path / "reward", pad_token_id=pad)
-    rewards = model_rewards(folder, ITEMS)
+    rewards = classifier.model_rewards(folder, ITEMS)
     expected = np.stack([alone(folder, chat, special=False) for chat in CHATS])
     np.testing.assert_allclose(rewards, expected, atol=1e-5)
     assert rewards.shape == (4, 1)
     assert np.ptp(rewards) > 0.1
     model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
-    np.testing.assert_allclose(classifier_rewards(model, tokenizer, ITEMS, 64), expected, atol=1e-5)
+    np.testing.assert_allclose(classifier.classifier_rewards(model, tokenizer, ITEMS, 64), expected, atol=1e-5)
     assert model.config.pad_token_id == pad, "the padding token of a loaded model does not change"
 
 
@@ -105,12 +98,12 @@ def test_a_decoder_gives_each_chat_the_same_reward_as_alone(tmp_path: Path, pad:
 @pytest.mark.parametrize("labels", [1, 3])
 def test_a_classifier_of_pairs_reads_prompt_and_response_as_two_texts(tmp_path: Path, labels: int) -> None:
     folder = write_bert(tmp_path / "reward", labels)
-    rewards = model_rewards(folder, ITEMS[:3])
+    rewards = classifier.model_rewards(folder, ITEMS[:3])
     expected = np.stack([alone(folder, str(prompt), response) for prompt, response in ITEMS[:3]])
     np.testing.assert_allclose(rewards, expected, atol=1e-5)
     assert rewards.shape == (3, labels)
     assert np.ptp(rewards, axis=0).min() > 0.1
-    chat = model_rewards(folder, ITEMS[3:])[0]
+    chat = classifier.model_rewards(folder, ITEMS[3:])[0]
     whole = "user: tea ?\n\nassistant: no .\n\nuser: rum ?"
     np.testing.assert_allclose(chat, alone(folder, whole, "never , thank you ."), atol=1e-5)
 
@@ -118,28 +111,30 @@ def test_a_classifier_of_pairs_reads_prompt_and_response_as_two_texts(tmp_path: 
 @pytest.mark.slow
 def test_a_decoder_without_template_or_separator_reads_one_text(tmp_path: Path) -> None:
     folder = write_llama(tmp_path / "reward", template=False)
-    np.testing.assert_allclose(model_rewards(folder, ITEMS[:1])[0], alone(folder, "tea ?\n\nyes ."), atol=1e-5)
+    np.testing.assert_allclose(
+        classifier.model_rewards(folder, ITEMS[:1])[0], alone(folder, "tea ?\n\nyes ."), atol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_text_that_is_too_long_loses_the_beginning_of_the_prompt(tmp_path: Path) -> None:
     pairs = write_bert(tmp_path / "pairs")
-    rewards = model_rewards(pairs, [("rum ? " * 40 + "tea", "no , never ."), ("tea", "yes . " * 40)])
+    rewards = classifier.model_rewards(pairs, [("rum ? " * 40 + "tea", "no , never ."), ("tea", "yes . " * 40)])
     np.testing.assert_allclose(rewards[0], alone(pairs, "rum ? " * 12 + "tea", "no , never ."), atol=1e-5)
     assert np.isfinite(rewards[1]).all()
     chats = write_llama(tmp_path / "chats", max_position_embeddings=16)
     kept = "<s>user tea ? tea ? </s>assistant no , never , thank you . </s>"
-    rewards = model_rewards(chats, [("tea ? " * 40, "no , never , thank you .")])
+    rewards = classifier.model_rewards(chats, [("tea ? " * 40, "no , never , thank you .")])
     np.testing.assert_allclose(rewards[0], alone(chats, kept, special=False), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_batches_are_limited_and_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_bert(tmp_path / "reward")
-    whole = model_rewards(folder, ITEMS)
+    whole = classifier.model_rewards(folder, ITEMS)
     monkeypatch.setattr(batches, "BATCH_SIZE", 3)
     reports: list[tuple[int, int]] = []
-    again = model_rewards(folder, ITEMS, lambda done, total: reports.append((done, total)))
+    again = classifier.model_rewards(folder, ITEMS, lambda done, total: reports.append((done, total)))
     np.testing.assert_allclose(again, whole, atol=1e-5)
     assert reports == [(3, 4), (4, 4)]
     assert list(batches.batch_indices([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens per batch, the longest first"
@@ -149,23 +144,23 @@ def test_batches_are_limited_and_progress_ends_at_the_total(tmp_path: Path, monk
 def test_the_head_is_the_last_linear_layer_outside_the_body(tmp_path: Path) -> None:
     for folder, name in ((write_llama(tmp_path / "llama"), "score"), (write_bert(tmp_path / "bert"), "classifier")):
         model, _ = load_model(folder, "AutoModelForSequenceClassification")
-        assert classifier_head(model)[0] == name
+        assert classifier.classifier_head(model)[0] == name
 
 
 @pytest.mark.slow
 def test_only_complete_reward_models_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no config\.json in it; name a folder that pluralign fit wrote"):
-        model_rewards(tmp_path, ITEMS)
+        classifier.model_rewards(tmp_path, ITEMS)
     causal = write_llama(tmp_path / "causal", "CausalLM")
     with pytest.raises(DataError, match=r"it holds a LlamaForCausalLM, not a reward model; name a model saved as"):
-        model_rewards(causal, ITEMS)
+        classifier.model_rewards(causal, ITEMS)
     config = (causal / "config.json").read_text().replace("LlamaForCausalLM", "LlamaForSequenceClassification")
     (causal / "config.json").write_text(config)
     with pytest.raises(DataError, match=r"its weights lack score\.weight"):
-        model_rewards(causal, ITEMS)
+        classifier.model_rewards(causal, ITEMS)
     (causal / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"transformers cannot load it"):
-        model_rewards(causal, ITEMS)
+        classifier.model_rewards(causal, ITEMS)
 
 
 # --- chat texts that are too long -----------------------------------------------------------------------------------
@@ -216,7 +211,7 @@ def length(tokenizer: Any, text: str) -> int:
     ids=["a chat that fits", "a prompt that loses its beginning"],
 )
 def test_a_prompt_loses_its_beginning_only_if_it_must(tokenizer: Any, prompt: str, response: str, kept: str) -> None:
-    tokens, cut = tokens_and_cut(tokenizer, (prompt, response), length(tokenizer, kept))
+    tokens, cut = classifier.tokens_and_cut(tokenizer, (prompt, response), length(tokenizer, kept))
     assert (shown(tokenizer, tokens), cut) == (kept, len(prompt) > 50)
 
 
@@ -230,14 +225,14 @@ def test_the_oldest_turns_are_removed_first_and_the_system_message_stays(tokeniz
     system = "<s><|start|>system<|end|>\nbe quick<|eot|><|start|>user<|end|>\n"
     kept = f"{system}over the dog?{ANSWERED}the fox<|eot|>"
     limit = length(tokenizer, kept)
-    assert shown(tokenizer, classifier_tokens(tokenizer, (chat, "the fox"), limit)) == kept
-    room = shown(tokenizer, classifier_tokens(tokenizer, (chat, "the fox"), limit + 30))
+    assert shown(tokenizer, classifier.classifier_tokens(tokenizer, (chat, "the fox"), limit)) == kept
+    room = shown(tokenizer, classifier.classifier_tokens(tokenizer, (chat, "the fox"), limit + 30))
     assert room.startswith(f"{system}<|eot|><|start|>assistant")
     assert room.endswith("brown fox<|eot|>" + kept.partition("be quick<|eot|>")[2])
 
 
 def test_a_long_response_loses_its_beginning_after_the_whole_prompt(tokenizer: Any) -> None:
-    tokens = classifier_tokens(tokenizer, ("the lazy dog?", "the fox jumps " * 50), 60)
+    tokens = classifier.classifier_tokens(tokenizer, ("the lazy dog?", "the fox jumps " * 50), 60)
     text = shown(tokenizer, tokens)
     assert text.startswith(START + ANSWERED)
     assert text.endswith(" jumps<|eot|>")
@@ -246,7 +241,7 @@ def test_a_long_response_loses_its_beginning_after_the_whole_prompt(tokenizer: A
 
 def test_a_limit_below_the_template_keeps_the_end_of_the_text(tokenizer: Any) -> None:
     expected = tokenizer(f"{START}the dog?{ANSWERED}the fox<|eot|>", add_special_tokens=False)["input_ids"][-5:]
-    assert classifier_tokens(tokenizer, ("the dog?", "the fox"), 5)["input_ids"] == expected
+    assert classifier.classifier_tokens(tokenizer, ("the dog?", "the fox"), 5)["input_ids"] == expected
 
 
 def test_a_text_needs_few_passes_of_the_tokenizer(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +253,11 @@ def test_a_text_needs_few_passes_of_the_tokenizer(tokenizer: Any, monkeypatch: p
         return call(self, *texts, **options)
 
     monkeypatch.setattr(type(tokenizer), "__call__", counts)
-    classifier_tokens(tokenizer, ("the dog?", "the fox"), 100)
+    classifier.classifier_tokens(tokenizer, ("the dog?", "the fox"), 100)
     assert len(passes) == 1
     passes.clear()
     turns = tuple(Message(role, TEXT * 20) for role in ("user", "assistant", "user"))
-    classifier_tokens(tokenizer, (turns, TEXT), 500)
+    classifier.classifier_tokens(tokenizer, (turns, TEXT), 500)
     assert len(passes) <= 5
 
 
@@ -274,7 +269,7 @@ turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system", "tool
 @settings(max_examples=150, deadline=None)
 def test_a_text_has_at_most_limit_tokens(tokenizer: Any, prompt: Any, response: str, limit: int) -> None:
     chat = [{"role": role, "content": content} for role, content in [*prompt, ("assistant", response)]]
-    tokens, cut = chat_tokens(tokenizer, chat, limit)
+    tokens, cut = classifier.chat_tokens(tokenizer, chat, limit)
     whole = tokenizer.apply_chat_template(chat, tokenize=False)
     assert len(tokens["input_ids"]) <= limit
     assert cut == (length(tokenizer, whole) > limit)
@@ -287,9 +282,9 @@ def test_a_text_has_at_most_limit_tokens(tokenizer: Any, prompt: Any, response: 
 @pytest.mark.parametrize("limit", [30, 60, 90])
 def test_a_slow_tokenizer_gives_a_similar_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     item = ((Message("user", TEXT), Message("assistant", TEXT), Message("user", TEXT)), "the fox")
-    fast = classifier_tokens(tokenizer, item, limit)["input_ids"]
+    fast = classifier.classifier_tokens(tokenizer, item, limit)["input_ids"]
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    slow = classifier_tokens(tokenizer, item, limit)["input_ids"]
+    slow = classifier.classifier_tokens(tokenizer, item, limit)["input_ids"]
     assert limit - 12 <= len(slow) <= limit
     assert slow[:5] == fast[:5]
     assert slow[-10:] == fast[-10:]

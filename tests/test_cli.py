@@ -9,10 +9,8 @@ import pytest
 from conftest import WriteLines, run, run_in_terminal, run_process, wide
 from test_summary import in_plain_python, random_rows
 
-from pluralign import __version__, town_hall
+from pluralign import UsageError, __version__, demo, town_hall
 from pluralign.cli.main import COMMANDS
-from pluralign.core.errors import UsageError
-from pluralign.experiments.demo import demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 WITH_SEED = {"demo", "fit", "evaluate", "answer", "serve", "tune", "generate", "rankings", "reproduce"}

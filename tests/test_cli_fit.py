@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, run, run_in_terminal, run_process, wide
+from conftest import WriteLines, run, run_in_terminal, run_process
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
+from pluralign import FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
 from pluralign.cli.options import command_history
 from pluralign.ensemble.members import FeatureMap, LinearMembers
-from pluralign.learning.options import FitOptions
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 
@@ -326,13 +325,15 @@ def test_invalid_options_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_every_text_survives_the_round_trip(tmp_path: Path, write_jsonl: WriteLines) -> None:
-    """The fit fails, since the votes have no such column; the options are saved before."""
-    votes = write_jsonl([wide()], name='a "b" \\ ½ \x7f.jsonl')
+    row = {"response_a": "Yes.", "response_b": "No!", "12": "me"}
+    rows = [row | {"x=y": str(i), "vote": "ab"[j % 2]} for i in range(30) for j in range(2 + i % 2)]
+    votes = write_jsonl(rows, name='a "b" \\ ½ \x7f.jsonl')
     saved = tmp_path / "run.toml"
-    run("fit", votes, "-o", tmp_path / "007", "--raters", "12", "--rename", 'pro"mpt=x=y', "--save-config", saved)
+    given = ["--raters", "12", "--rename", "prompt=x=y", "--encoder", "none", "--k", "1", "--save-config", saved]
+    assert run("fit", votes, "-o", tmp_path / "007", *map(str, given)).returncode == 0
     read = tomllib.loads(saved.read_text(encoding="utf-8"))
     assert (read["data"], read["output"]) == (str(votes), str(tmp_path / "007"))
-    assert (read["raters"], read["rename"]) == (12, {'pro"mpt': "x=y"})
+    assert (read["raters"], read["rename"]) == (12, {"prompt": "x=y"})
 
 
 # --- command history --------------------------------------------------------------------------------------------------

@@ -145,6 +145,24 @@ def test_incomplete_bodies_share_a_limit_of_memory(ensemble: RewardEnsemble) -> 
         assert second.recv(4096).startswith(b"HTTP/1.1 200")
 
 
+def test_requests_that_do_not_wait_for_responses_end_the_connection(ensemble: RewardEnsemble) -> None:
+    """Each connection has one request and as many pipelined ones as the limit; a client that waits has no limit."""
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running(ensemble, limits=Limits(pipelined=4)) as client, ExitStack() as open_ones:
+        greedy = [open_ones.enter_context(connected(client, 60 * get)) for _ in range(5)]
+        patient = open_ones.enter_context(connected(client))
+        for _ in range(12):
+            patient.sendall(get)
+            answer = b""
+            while not answer.endswith(b'"ok"}'):
+                answer += patient.recv(4096)
+            assert b"connection: close" not in answer.lower()
+        for connection in greedy:
+            answers = b"".join(iter(lambda one=connection: one.recv(4096), b""))  # type: ignore[misc]
+            assert answers.count(b"HTTP/1.1 200") == 5
+            assert answers.lower().count(b"connection: close") == 1
+
+
 def test_a_running_request_is_never_replaced(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(ensemble, monkeypatch)
     with running(ensemble, limits=Limits(connections=1)) as client, ThreadPoolExecutor(1) as threads:

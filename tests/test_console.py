@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import stat
 import subprocess
@@ -13,18 +14,9 @@ import pytest
 from conftest import WriteLines, run, run_process, wide
 from rich.text import Text
 
-from pluralign.cli.console import (
-    FIRST_SECONDS,
-    LEAST_SECONDS,
-    MOST_SECONDS,
-    PlainLines,
-    note,
-    plain_progress,
-    print_json,
-    progress_bar,
-    show,
-)
+from pluralign.cli import console
 from pluralign.cli.render.results import FitWatch, draw
+from pluralign.core.files import REPORT_MARK
 from pluralign.core.text import printable, printable_json
 from pluralign.publishing.tables import Table
 
@@ -48,7 +40,7 @@ def test_control_characters_are_removed_and_lines_stay() -> None:
 
 
 def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"text": HOSTILE})
+    console.print_json({"text": HOSTILE})
     printed = capsys.readouterr().out
     assert not hostile_in(printed)
     assert json.loads(printed) == {"text": HOSTILE}
@@ -56,8 +48,8 @@ def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[s
 
 
 def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
-    show([HOSTILE, Text(HOSTILE), draw(Table(HOSTILE, ("name",), [[HOSTILE]]))])
-    note(HOSTILE)
+    console.show([HOSTILE, Text(HOSTILE), draw(Table(HOSTILE, ("name",), [[HOSTILE]]))])
+    console.note(HOSTILE)
     out, err = capsys.readouterr()
     assert out.count("]0;title") == 4
     assert not hostile_in(out + err)
@@ -126,7 +118,7 @@ def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[st
     """The lines of work whose steps take so many seconds each."""
     lines: list[str] = []
     now = 0.0
-    progress = plain_progress(words, PlainLines(lines.append, lambda: now))
+    progress = console.plain_progress(words, console.PlainLines(lines.append, lambda: now))
     for done, total in steps:
         now += seconds
         progress(done, total)
@@ -134,18 +126,18 @@ def printed(words: str, seconds: float, steps: list[tuple[int, int]]) -> list[st
 
 
 def test_short_work_prints_nothing() -> None:
-    assert printed("Encoding texts", FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
+    assert printed("Encoding texts", console.FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
     slow = printed("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
-    assert len(slow) == 600 // MOST_SECONDS
+    assert len(slow) == 600 // console.MOST_SECONDS
     fast = printed("Reading", 1, [(done, 60) for done in range(1, 61)])
-    assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
+    assert len(fast) == 1 + (60 - console.FIRST_SECONDS) // console.LEAST_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
-    lines = printed("Reading", MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
+    lines = printed("Reading", console.MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
@@ -156,7 +148,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     no_waiting(monkeypatch)
-    with progress_bar("Encoding \x1btexts") as progress:
+    with console.progress_bar("Encoding \x1btexts") as progress:
         assert progress is not None
         progress(1200, 5000)
     assert capsys.readouterr() == ("", "Encoding texts: 1,200 of 5,000 (24 %)\n")
@@ -223,7 +215,7 @@ FOLDERS = {
 def words(tmp_path: Path, town_folder: Path) -> dict[str, Path]:
     """Paths for the placeholders in a command."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps(wide(response="Yes.")) + "\n")
+    prompts.write_text("".join(json.dumps(wide(prompt=str(i), response="Yes.")) + "\n" for i in range(5)))
     return {
         "ENSEMBLE": town_folder, "PROMPTS": prompts, "OUT": tmp_path / "out.jsonl", "ELSEWHERE": tmp_path / "elsewhere",
     }  # fmt: skip
@@ -244,6 +236,27 @@ def test_a_pipe_is_refused_before_the_work(command: list[str], words: dict[str, 
     assert not words["ELSEWHERE"].exists()
 
 
+FOREIGN = "prompt,chosen,rejected\nTea?,Yes.,No.\n"
+
+
+@pytest.mark.parametrize("command", [*FILES.values(), *FOLDERS.values()], ids=[*FILES, *FOLDERS])
+def test_no_output_replaces_what_another_program_wrote(command: list[str], words: dict[str, Path]) -> None:
+    is_folder = command in FOLDERS.values()
+    figures = [f"{name}.{kind}" for name in ("shares", "reliability") for kind in ("png", "svg")]
+    files = [words["OUT"] / name for name in ("votes.csv", *figures)] if is_folder else [words["OUT"]]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(FOREIGN)
+    done = run(*filled(command, words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"(holds other files|not written by|did not write|not empty).*; ", done.stderr)
+    assert {file.read_text() for file in files} == {FOREIGN}
+    assert sorted(files) == (sorted(words["OUT"].iterdir()) if is_folder else files)
+    missing = [word if word != str(words["PROMPTS"]) else "missing.jsonl" for word in filled(command, words)]
+    assert run(*[word.replace("demo:300", "missing.jsonl") for word in missing]).returncode == 2
+    assert {file.read_text() for file in files} == {FOREIGN}
+
+
 def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, Path]) -> None:
     leader, follower = pty.openpty()
     words["OUT"].symlink_to(os.ttyname(follower))
@@ -260,7 +273,7 @@ def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, P
 def test_a_file_is_written_through_a_link(name: str, exists: bool, words: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "target.jsonl"
     if exists:
-        target.write_text("before")
+        target.touch()
     words["OUT"].symlink_to(target)
     more = ["--encoder", "none", "--k", "2", "--target", "votes"] if name.startswith("fit") else []
     done = run(*filled(FILES[name], words), *more)
@@ -282,7 +295,8 @@ def test_a_folder_is_written_through_a_link(words: dict[str, Path], tmp_path: Pa
 @pytest.mark.parametrize("name", ["report", "demo"])
 def test_a_full_disk_leaves_nothing_half_written(name: str, words: dict[str, Path], tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk."""
-    words["OUT"].write_text("before")
+    before = REPORT_MARK if name == "report" else ""
+    words["OUT"].write_text(before)
     done = subprocess.run(
         [sys.executable, "-m", "pluralign", *filled(FILES[name], words)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
@@ -292,5 +306,5 @@ def test_a_full_disk_leaves_nothing_half_written(name: str, words: dict[str, Pat
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "pluralign: the output cannot be written: file too large.\n"
-    assert words["OUT"].read_text() == "before"
+    assert words["OUT"].read_text() == before
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []

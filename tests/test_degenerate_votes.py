@@ -9,9 +9,8 @@ import pytest
 from conftest import run
 from degenerate import CASES, raters_of
 
-from pluralign import RewardEnsemble, fit
+from pluralign import PreferenceSet, RewardEnsemble, fit
 from pluralign.learning import joint
-from pluralign.votes.preferences import PreferenceSet
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "joint": {"encoder": "none"},

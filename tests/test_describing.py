@@ -13,26 +13,13 @@ from conftest import run
 from judging import Parrot
 from test_remote import Reply, Request, Serve, prompt_of, says, serve  # noqa: F401
 
-from pluralign import town_hall
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, UsageError, town_hall
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.measuring.cards import (
-    FITS_EVERYBODY,
-    NOT_BETTER_THAN_CHANCE,
-    NOTHING_WRITTEN,
-    Check,
-    Description,
-    Descriptions,
-    describe_members,
-    load_descriptions,
-    member_profiles,
-    save_descriptions,
-    with_descriptions,
-)
+from pluralign.measuring import cards
 from pluralign.measuring.views import split_prompts
 from pluralign.text.judge import JudgeUsage
 from pluralign.theory.intervals import Interval
-from pluralign.votes.town_hall.population import TASTES
+from pluralign.votes.town_hall.town_hall import TASTES
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 
@@ -53,7 +40,7 @@ def from_phrases(prompt: str) -> str:
 
 def test_a_description_of_the_material_predicts_its_member() -> None:
     parrot = Parrot(writes=from_phrases)
-    found = describe_members(held_out(), WEIGHTS, parrot, pairs=150)
+    found = cards.describe_members(held_out(), WEIGHTS, parrot, pairs=150)
     gardeners, ratepayers, _ = found.members
     assert gardeners.shown
     assert gardeners.name == "A *reader"
@@ -67,7 +54,7 @@ def test_a_description_of_the_material_predicts_its_member() -> None:
 def test_the_check_uses_prompts_that_did_not_write_the_description() -> None:
     votes, written = held_out().preferences, []
     parrot = Parrot(writes=lambda prompt: written.append(prompt) or from_phrases(prompt))  # type: ignore[func-returns-value]
-    describe_members(held_out(), WEIGHTS, parrot, pairs=60)
+    cards.describe_members(held_out(), WEIGHTS, parrot, pairs=60)
     half = split_prompts(len(votes.prompts))
     for prompt, side in zip(votes.prompts.tolist(), half.tolist(), strict=True):
         assert not any(f"Question:\n{prompt}\n" in asked for asked in parrot.asked) or side == 1
@@ -76,9 +63,9 @@ def test_the_check_uses_prompts_that_did_not_write_the_description() -> None:
 
 def test_a_judge_that_guesses_shows_nothing_and_gives_the_figures() -> None:
     parrot = Parrot(writes=from_phrases, judges=lambda prompt: (zlib.crc32(prompt.encode()) % 7) / 6)
-    found = describe_members(held_out(), WEIGHTS, parrot, pairs=60)
+    found = cards.describe_members(held_out(), WEIGHTS, parrot, pairs=60)
     for one in found.members:
-        assert (one.shown, one.reason) == (False, NOT_BETTER_THAN_CHANCE)
+        assert (one.shown, one.reason) == (False, cards.NOT_BETTER_THAN_CHANCE)
         assert one.check is not None
         assert one.check.p_value > 0.05 / 3
 
@@ -89,36 +76,36 @@ def test_a_description_that_fits_every_member_is_not_shown() -> None:
     copies = replace(held_out(), rewards=np.hstack([longer, random]))
     words = "prefers and other readers do not: nature climate planet birds wildlife clean trees rivers"
     parrot = Parrot(writes=lambda _: from_phrases(words))
-    found = describe_members(copies, np.array([0.33, 0.33, 0.34, 1e-6]), parrot, pairs=150)
-    assert found.members[0].reason == FITS_EVERYBODY
+    found = cards.describe_members(copies, np.array([0.33, 0.33, 0.34, 1e-6]), parrot, pairs=150)
+    assert found.members[0].reason == cards.FITS_EVERYBODY
 
 
 def test_a_model_that_writes_no_name_is_reported() -> None:
-    found = describe_members(held_out(), WEIGHTS, Parrot(writes=lambda _: "I cannot do that."), pairs=20)
-    assert {(one.shown, one.reason, one.check) for one in found.members} == {(False, NOTHING_WRITTEN, None)}
+    found = cards.describe_members(held_out(), WEIGHTS, Parrot(writes=lambda _: "I cannot do that."), pairs=20)
+    assert {(one.shown, one.reason, one.check) for one in found.members} == {(False, cards.NOTHING_WRITTEN, None)}
 
 
 def test_too_few_prompts_are_refused() -> None:
     few = held_out()[held_out().preferences.prompt_index < 30]
     with pytest.raises(UsageError, match="40 held-out prompts"):
-        describe_members(few, WEIGHTS, Parrot())
+        cards.describe_members(few, WEIGHTS, Parrot())
 
 
 def test_descriptions_are_saved_for_their_ensemble_only(town_folder: Path, tmp_path: Path) -> None:
-    found = describe_members(held_out(), WEIGHTS, Parrot(writes=from_phrases), pairs=20)
-    path = save_descriptions(found, town_folder)
+    found = cards.describe_members(held_out(), WEIGHTS, Parrot(writes=from_phrases), pairs=20)
+    path = cards.save_descriptions(found, town_folder)
     try:
-        assert isinstance(load_descriptions(town_folder), Descriptions)
-        assert load_descriptions(town_folder) == found
+        assert isinstance(cards.load_descriptions(town_folder), cards.Descriptions)
+        assert cards.load_descriptions(town_folder) == found
         value = json.loads(path.read_text())
         path.write_text(json.dumps(value | {"members": []}))
         with pytest.raises(DataError, match="describe again"):
-            load_descriptions(town_folder)
+            cards.load_descriptions(town_folder)
         path.write_text(json.dumps(value | {"ensemble": "another"}))
-        assert load_descriptions(town_folder) is None
+        assert cards.load_descriptions(town_folder) is None
     finally:
         path.unlink()
-    assert load_descriptions(tmp_path) is None
+    assert cards.load_descriptions(tmp_path) is None
 
 
 def test_the_command_describes_members_with_a_server(town_folder: Path, serve: Serve) -> None:  # noqa: F811
@@ -142,13 +129,13 @@ def test_the_command_describes_members_with_a_server(town_folder: Path, serve: S
 
 
 def test_cards_show_saved_descriptions_that_passed_and_say_why_others_failed(town_folder: Path) -> None:
-    check = Check(Interval(0.7, 0.6, 0.8, 0.05), 0.001, Interval(0.2, 0.1, 0.3, 0.05), 0.001, 100, 40)
-    passed = Description(0, "Tree [bold]friend", "Likes <i>trees</i>.", True, "", "parrot", check)
-    failed = Description(1, "Hidden", "Likes nothing.", False, NOT_BETTER_THAN_CHANCE, "parrot", check)
-    save_descriptions(Descriptions((passed, failed), JudgeUsage("parrot", 9)), town_folder)
+    check = cards.Check(Interval(0.7, 0.6, 0.8, 0.05), 0.001, Interval(0.2, 0.1, 0.3, 0.05), 0.001, 100, 40)
+    passed = cards.Description(0, "Tree [bold]friend", "Likes <i>trees</i>.", True, "", "parrot", check)
+    failed = cards.Description(1, "Hidden", "Likes nothing.", False, cards.NOT_BETTER_THAN_CHANCE, "parrot", check)
+    cards.save_descriptions(cards.Descriptions((passed, failed), JudgeUsage("parrot", 9)), town_folder)
     try:
         page = run("profile", town_folder).stdout
-        found = load_descriptions(town_folder)
+        found = cards.load_descriptions(town_folder)
     finally:
         (town_folder / "descriptions.json").unlink()
     assert "Tree [bold]friend – Likes <i>trees</i>." in page
@@ -156,5 +143,5 @@ def test_cards_show_saved_descriptions_that_passed_and_say_why_others_failed(tow
     assert "is not shown: it does not predict the member's votes better than chance" in " ".join(page.split())
     assert "Hidden" not in page
     held_out = load_held_out(town_folder)
-    card = with_descriptions(member_profiles(np.full(3, 1 / 3), held_out), found)[0]
+    card = cards.with_descriptions(cards.member_profiles(np.full(3, 1 / 3), held_out), found)[0]
     assert card.written == passed

@@ -10,12 +10,10 @@ from conftest import kill_a_worker, launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign import RewardEnsemble, fit, load_preferences
 from pluralign.core.processes import ALONE, PARTS, Processes, launched_process, this_process
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning import pairs
-from pluralign.learning.fit import fit
 from pluralign.learning.frozen import _texts_read
-from pluralign.votes.load import load_preferences
 
 
 @given(st.integers(0, 1000), st.integers(1, PARTS))

@@ -26,21 +26,27 @@ from hypothesis import strategies as st
 from test_classifier import write_llama
 from tiny import word_tokenizer
 
-from pluralign import RewardEnsemble, fit
+from pluralign import RewardEnsemble, fit, town_hall
 from pluralign import encode as encode_votes
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import cache_folder
 from pluralign.learning import joint
-from pluralign.text import encoders, loading
+from pluralign.text import loading
 from pluralign.text import transformer as cores
-from pluralign.text.encoders import HashingEncoder, VectorCache, default_encoder, encode, load_encoder, vector_key
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import (
+    HashingEncoder,
+    TextFeatures,
+    VectorCache,
+    default_encoder,
+    encode,
+    load_encoder,
+    vector_key,
+)
 from pluralign.text.options import EncodeOptions, choose_layers, layers_text, parse_layers
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt, chat_messages, plain_text, text_key
-from pluralign.votes.town_hall.town_hall import town_hall
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
 
@@ -94,7 +100,7 @@ def test_without_the_cache_no_file_is_read_or_written(own_cache: Path) -> None:
 
 
 def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     items: list[Item] = [("x", "a" * length) for length in range(5)]
     with pytest.raises(RuntimeError, match="out of memory"):
         encode(items, Counting(fails_at=1), surface=False)
@@ -104,7 +110,7 @@ def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest
 
 
 def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     encode([("x", "a")], Counting(), surface=False)
     reports: list[tuple[int, int]] = []
     items: list[Item] = [("x", "a"), ("x", "b"), ("x", "c"), ("x", "d"), ("x", "b")]

@@ -11,16 +11,14 @@ import numpy.typing as npt
 import pytest
 
 import pluralign
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, town_hall
 from pluralign.core.types import Level
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import sealed
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.town_hall.town_hall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]

@@ -17,20 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_classifier import write_bert, write_llama
 
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, load_preferences, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Level
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.learning.measure import Predictor, reward_predictor
 from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, policy_level, reference_log_ratio
 from pluralign.measuring.predictors import load_predictor
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.town_hall.town_hall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
 

@@ -22,10 +22,19 @@ from conftest import WriteLines, kill_a_worker, launch, run, run_process
 from safetensors.numpy import load_file
 from tiny import camp_votes, two_camps, write_backbone, write_sentence_encoder
 
+from pluralign import (
+    DataError,
+    FinetuneOptions,
+    FitOptions,
+    RewardEnsemble,
+    UsageError,
+    evaluate,
+    export,
+    fit,
+    load_preferences,
+)
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import DataError, UsageError
 from pluralign.core.processes import ALONE, Processes
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone import recipe, train
 from pluralign.learning.backbone.base import base_states, load_base
 from pluralign.learning.backbone.losses import RunningFigures, StageLoss, VoteLoss
@@ -38,15 +47,10 @@ from pluralign.learning.backbone.train import (
     Training,
     prepare_run,
 )
-from pluralign.learning.fit import fit
-from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.task import FitWatcher, decisive_options
-from pluralign.measuring.evaluate import evaluate
-from pluralign.publishing.export import export
 from pluralign.text import loading
 from pluralign.text.classifier import classifier_rewards, model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 torch: Any = importlib.import_module("torch")

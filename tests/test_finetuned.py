@@ -12,18 +12,13 @@ import pytest
 from conftest import run
 from tiny import camp_votes, write_backbone
 
-from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import DataError, PreferenceSet, RewardEnsemble, certify, export, fit
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
-from pluralign.learning.fit import fit
-from pluralign.measuring.certificate import certify
-from pluralign.publishing.export import export
 from pluralign.text import finetuned as tuned
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.loading import model_folder
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 
 torch: Any = importlib.import_module("torch")

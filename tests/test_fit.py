@@ -16,16 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import FitOptions, RewardEnsemble, evaluate, fit
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, FitOptions, RewardEnsemble, UsageError, evaluate, fit, town_hall
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.learning import joint
 from pluralign.learning.options import APPLIES, FinetuneOptions, check_applies
 from pluralign.learning.task import FitWatcher
-from pluralign.text import encoders
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
-from pluralign.votes.town_hall.town_hall import town_hall
 
 # Keys that scripts rely on. The command line adds `weights`.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}
@@ -39,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few training steps and hashes of 32 numbers: enough for everything but quality."""
     monkeypatch.setattr(joint, "STEPS", 20)
     monkeypatch.setattr(joint, "BATCH", 256)
-    monkeypatch.setattr(encoders, "HASH_DIMENSION", 32)
+    monkeypatch.setattr("pluralign.text.encoders.HASH_DIMENSION", 32)
 
 
 @pytest.fixture(scope="module")
@@ -307,13 +304,13 @@ def test_other_options_data_or_models_do_not_resume_from_the_old_work(
     quick: None, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Any
 ) -> None:
     options: dict[str, Any] = {"k": 4, "encoder": "model", "method": "joint" if isinstance(other, str) else "stagewise"}
-    monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("1"))
+    monkeypatch.setattr("pluralign.text.encoders.load_encoder", lambda *_, **__: Lengths("1"))
     with pytest.raises(Interrupt):
         fit(votes, **options, folder=tmp_path, watcher=Watching(until=2))
     if other == "data":
         votes = replace(votes, votes_a=votes.votes_a + (np.arange(len(votes)) == 7))
     elif other == "model":
-        monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("2"))
+        monkeypatch.setattr("pluralign.text.encoders.load_encoder", lambda *_, **__: Lengths("2"))
     else:
         options |= other
     watching = Watching()

@@ -13,10 +13,8 @@ import pytest
 import safetensors.numpy
 from test_ensemble import some_ensemble
 
-from pluralign import town_hall
-from pluralign.core.errors import DataError
+from pluralign import DataError, RewardEnsemble, town_hall
 from pluralign.ensemble import folder as folder_module
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import (
     ENSEMBLE_FILE,
     REPRESENTATION_FILE,

@@ -17,13 +17,12 @@ from conftest import run
 from test_classifier import write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble, write_adapter
 
-from pluralign import RewardEnsemble, evaluate, export, town_hall
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, evaluate, export, town_hall
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing import export as frozen_export
 from pluralign.publishing.standalone.reward_model import RewardModel
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from conftest import WriteLines, run, run_in_terminal, wide
 
-from pluralign import PreferenceSet, fit
+from pluralign import DataError, PreferenceSet, SamplingOptions, UsageError, fit
 from pluralign.answering import generate as generation
 from pluralign.answering.generate import Failure, generate, load_prompts, prompt_seed
-from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.text.causal import Completion
-from pluralign.text.options import SamplingOptions
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message, PromptLike
 

@@ -8,20 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign import PreferenceSet, UsageError
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import UsageError
+from pluralign.measuring import groups
 from pluralign.measuring.evaluate import MajorityShare, certain_though_contested, majority_shares
-from pluralign.measuring.groups import (
-    AdversarialGroup,
-    adversarial_calibration,
-    as_numbers,
-    column_labels,
-    group_labels,
-    measure_groups,
-    topics,
-)
 from pluralign.theory.calibration import expected_calibration_error
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
 
 
@@ -47,41 +38,41 @@ def test_length_groups_use_the_ratio_of_lengths() -> None:
     )
     near, more, twice, far = "1 to 1.1", "1.1 to 1.5", "1.5 to 2.5", "over 2.5"
     expected = [near, near, more, more, twice, twice, far, near, far]
-    assert group_labels("length", votes).tolist() == [f"{name} × as long" for name in expected]
-    assert group_labels("length", votes.swapped()).tolist() == group_labels("length", votes).tolist()
+    assert groups.group_labels("length", votes).tolist() == [f"{name} × as long" for name in expected]
+    assert groups.group_labels("length", votes.swapped()).tolist() == groups.group_labels("length", votes).tolist()
 
 
 def test_strata_group_by_how_people_split() -> None:
     votes = PreferenceSet.from_columns(["x"] * 4, list("abcd"), list("efgh"), [4, 3, 2, 0], [0, 1, 2, 4])
-    assert group_labels("strata", votes).tolist() == ["unanimous", "lopsided", "even", "unanimous"]
+    assert groups.group_labels("strata", votes).tolist() == ["unanimous", "lopsided", "even", "unanimous"]
 
 
 def test_rare_values_of_a_column_are_grouped() -> None:
     values = np.array(["uk"] * 30 + ["fr"] * 29 + [None] * 31 + ["de"] * 2, dtype=object)
-    labels = column_labels(values).tolist()
+    labels = groups.column_labels(values).tolist()
     assert [labels[0], labels[30], labels[60], labels[90]] == ["uk", "other", "missing", "other"]
     few = np.repeat([1.0, 2.0], 40)
-    assert set(column_labels(few)) == {"1.0", "2.0"}
-    assert set(column_labels(np.array([True, False] * 40))) == {"True", "False"}
+    assert set(groups.column_labels(few)) == {"1.0", "2.0"}
+    assert set(groups.column_labels(np.array([True, False] * 40))) == {"True", "False"}
 
 
 def test_numbers_with_many_values_are_split_into_quartiles() -> None:
     values = np.arange(100.0)
-    names, counts = np.unique(column_labels(values).astype(str), return_counts=True)
+    names, counts = np.unique(groups.column_labels(values).astype(str), return_counts=True)
     assert sorted(counts) == [25, 25, 25, 25]
     assert "0 to 24.75" in names
     text = np.array([str(value) for value in values] + [None], dtype=object)
-    assert column_labels(text)[:100].tolist() == column_labels(values).tolist(), "CSV columns are text"
-    assert column_labels(text)[100] == "missing"
-    assert as_numbers(np.array(["1", "one"], dtype=object)) is None
+    assert groups.column_labels(text)[:100].tolist() == groups.column_labels(values).tolist(), "CSV columns are text"
+    assert groups.column_labels(text)[100] == "missing"
+    assert groups.as_numbers(np.array(["1", "one"], dtype=object)) is None
 
 
 def test_an_unknown_grouping_raises_usage_error_with_a_suggestion() -> None:
     votes, _ = some_votes(8, country=np.array(["uk"] * 8, dtype=object))
     with pytest.raises(UsageError, match=r"cannot be grouped by 'contry'; did you mean 'country'\?"):
-        group_labels("contry", votes)
+        groups.group_labels("contry", votes)
     with pytest.raises(UsageError, match=r"known are: length, topic, strata, country"):
-        group_labels("zzz", votes)
+        groups.group_labels("zzz", votes)
 
 
 def test_topics_are_named_by_their_words() -> None:
@@ -92,15 +83,15 @@ def test_topics_are_named_by_their_words() -> None:
         truth.append(list(subjects)[i % 2])
         words = random.choice(subjects[truth[-1]], 3, replace=False)
         prompts.append(f"What should the town do about the {' '.join(words)}?")
-    found = topics([*prompts[:-1], (Message("user", prompts[-1]),)])
+    found = groups.topics([*prompts[:-1], (Message("user", prompts[-1]),)])
     assert len(set(found)) == 2
     for name in set(found):
         own = {subject for subject, topic in zip(truth, found, strict=True) if topic == name}
         assert len(own) == 1, "one cluster, one subject"
         assert set(name.split(", ")) <= set(subjects[own.pop()])
-    assert topics(prompts, seed=3).tolist() == topics(prompts, seed=3).tolist()
-    assert set(topics(prompts[:10])) == {"all prompts"}, "few prompts make no topics"
-    assert set(topics(["same words here"] * 100)) == {"all prompts"}
+    assert groups.topics(prompts, seed=3).tolist() == groups.topics(prompts, seed=3).tolist()
+    assert set(groups.topics(prompts[:10])) == {"all prompts"}, "few prompts make no topics"
+    assert set(groups.topics(["same words here"] * 100)) == {"all prompts"}
 
 
 # --- within groups ----------------------------------------------------------------------------------------------------
@@ -110,7 +101,7 @@ def test_group_figures_use_only_pairs_of_the_group() -> None:
     side = np.array(["left", "right"] * 120, dtype=object)
     votes, truth = some_votes(side=side)
     predicted = np.clip(truth + np.where(side == "left", 0.2, 0.0), 0, 1)
-    found, worst = measure_groups(predicted, votes, ["side"])
+    found, worst = groups.measure_groups(predicted, votes, ["side"])
     assert [group.name for group in found["side"]] == ["left", "right"]
     for group in found["side"]:
         own = votes[side == group.name]
@@ -135,7 +126,7 @@ def test_the_length_residual_shows_a_bias_to_longer_responses() -> None:
     longer = np.where(lengths[votes.a_index] > lengths[votes.b_index], 1, -1)
     predicted = np.clip(votes.prob_a + 0.1 * longer, -1, 2)
     kept = (predicted >= 0) & (predicted <= 1)
-    found, _ = measure_groups(predicted[kept], votes[kept], ["length"])
+    found, _ = groups.measure_groups(predicted[kept], votes[kept], ["length"])
     for group in found["length"]:
         assert 0 < group.residual.mean <= 0.1 + 1e-9
     assert found["length"][-1].residual.mean == pytest.approx(0.1), "no ties in length here"
@@ -146,13 +137,13 @@ def test_groups_are_the_same_for_both_orders_of_a_pair(seed: int, by_votes: bool
     votes, truth = some_votes(48, seed=seed)
     predicted = np.round(2 * truth) / 2 if by_votes else truth
     names = ["length", "strata"]
-    for one, other in zip(*(measure_groups(q, v, names)[0].values() for q, v in
+    for one, other in zip(*(groups.measure_groups(q, v, names)[0].values() for q, v in
                             ((predicted, votes), (1 - predicted, votes.swapped()))), strict=True):  # fmt: skip
         for group, turned in zip(one, other, strict=True):
             assert turned.brier == pytest.approx(group.brier)
             assert turned.residual.mean == pytest.approx(group.residual.mean, abs=1e-12)
-    there = adversarial_calibration(predicted, votes)
-    back = adversarial_calibration(1 - predicted, votes.swapped())
+    there = groups.adversarial_calibration(predicted, votes)
+    back = groups.adversarial_calibration(1 - predicted, votes.swapped())
     assert [group.worst for group in back] == pytest.approx([group.worst for group in there])
 
 
@@ -160,17 +151,17 @@ def test_a_group_of_few_prompts_is_never_the_worst() -> None:
     side = np.array(["bad"] * 40 + ["good"] * 200, dtype=object)
     votes, truth = some_votes(side=side)
     predicted = np.where(side == "bad", 1 - truth, truth)
-    found, worst = measure_groups(predicted, votes, ["side"])
+    found, worst = groups.measure_groups(predicted, votes, ["side"])
     assert found["side"][0].brier > 2 * found["side"][1].brier
     assert worst is not None
     assert worst.name == "good"
-    assert measure_groups(predicted[:40], votes[:40], ["side"])[1] is None
+    assert groups.measure_groups(predicted[:40], votes[:40], ["side"])[1] is None
 
 
 # --- adversarial groups -----------------------------------------------------------------------------------------------
 
 
-def by_fraction(found: list[AdversarialGroup]) -> dict[float, AdversarialGroup]:
+def by_fraction(found: list[groups.AdversarialGroup]) -> dict[float, groups.AdversarialGroup]:
     return {group.fraction: group for group in found}
 
 
@@ -178,10 +169,10 @@ def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None
     above = 0
     for seed in range(10):
         votes, truth = some_votes(400, seed=seed)
-        right = adversarial_calibration(truth, votes, seed=seed)
+        right = groups.adversarial_calibration(truth, votes, seed=seed)
         above += sum(group.worst > group.high for group in right)
         sharp = np.clip(3 * (truth - 0.5) + 0.5, 0, 1)
-        wrong = adversarial_calibration(sharp, votes, seed=seed)
+        wrong = groups.adversarial_calibration(sharp, votes, seed=seed)
         assert all(group.worst > group.high for group in wrong)
     assert above <= 10, "of 50; one in twenty is expected, and the sizes of one seed go together"
 
@@ -189,8 +180,8 @@ def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None
 def test_a_miscalibrated_tenth_shows_in_small_groups() -> None:
     votes, truth = some_votes(800, n_votes=50)
     spoiled = np.where(votes.prompt_index < 20, 1 - truth, truth)
-    clean = by_fraction(adversarial_calibration(truth, votes))
-    found = by_fraction(adversarial_calibration(spoiled, votes))
+    clean = by_fraction(groups.adversarial_calibration(truth, votes))
+    found = by_fraction(groups.adversarial_calibration(spoiled, votes))
     assert found[0.05].worst - clean[0.05].worst > 2 * (found[1.0].worst - clean[1.0].worst)
 
 

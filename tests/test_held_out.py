@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from conftest import run
 
-from pluralign import fit, town_hall
-from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import DataError, RewardEnsemble, fit, town_hall
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.votes.preferences import texts_of
 

@@ -17,17 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import WriteLines, run, wide
 
-from pluralign import fit, town_hall
+from pluralign import RewardEnsemble, encode, fit, score, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.scale import jobs, shards
 from pluralign.scale import ray as ray_engine
-from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import Transform, Worker
-from pluralign.text import encoders
-from pluralign.text.encoders import HashingEncoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import HashingEncoder, TextFeatures
+from pluralign.text.encoders import encode as encoded
 from pluralign.text.store import stored_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Message
@@ -88,7 +85,7 @@ def test_features_equal_those_of_the_encoder_to_the_last_bit(
     folder, items = tmp_path / "features", texts_of(votes)
     done = encode(votes, folder, **SMALL)
     features = stored_features(folder, items, HASHING)
-    np.testing.assert_array_equal(features, encoders.encode(items, HashingEncoder(), cache=False))
+    np.testing.assert_array_equal(features, encoded(items, HashingEncoder(), cache=False))
     assert (done.rows, done.dimension) == features.shape
     assert done.shards == len(parts(folder / "vectors")) == -(-len(items) // 20)
     assert {path.name for path in folder.iterdir()} == {"vectors", "features.json"}, "nothing else is left"
@@ -105,7 +102,7 @@ def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
     done = encode(source, tmp_path / "features", encoder="hashing")
     assert (done.shards, done.rows) == (4, len(items))
     features = stored_features(tmp_path / "features", items[::-1], HASHING)
-    np.testing.assert_array_equal(features, encoders.encode(items[::-1], HashingEncoder(), cache=False))
+    np.testing.assert_array_equal(features, encoded(items[::-1], HashingEncoder(), cache=False))
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import paired, swapped
+from simulated import optimality_gap, paired, swapped
 
 from pluralign.learning import joint
 from pluralign.learning.joint import BLENDS, FROM_MIXTURE, FROM_TEACHER, FROM_VOTES, Blend, VoteGradients, train_joint
@@ -15,7 +15,6 @@ from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_fold
 from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
-from pluralign.theory.simplex import optimality_gap
 
 N_TRAIN, N_TEST = 900, 600
 

@@ -123,7 +123,7 @@ def test_an_invalid_ranking_is_one_sentence(ranking: list[Any]) -> None:
 
 def test_a_text_given_twice_keeps_its_best_place_and_repeated_judgments_can_be_dropped() -> None:
     twice = ask(responses=["A", "B", "A", "C"], rankings=[[1, 2, 3, 0]])
-    assert shown(load_preferences([twice], min_votes=1, skip_bad=True)) == ["0 x: B>A>C"]
+    assert shown(load_preferences([twice], min_votes=1)) == ["0 x: B>A>C"]
     rows = [ask(ranking=order, annotator="u") for order in ([0, 1, 2], [1, 0, 2])]
     assert shown(load_preferences(rows)) == ["0 x: A>B>C", "0 x: B>A>C"]
     assert shown(load_preferences(rows, min_votes=1, repeats="first")) == ["0 x: A>B>C"]

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from test_ensemble import some_ensemble
 
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, UsageError, compare, score, town_hall
 from pluralign.scale import lines as lines_module
-from pluralign.scale.jobs import score
-from pluralign.scale.lines import compare
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall.town_hall import town_hall
 
 CHAT = [{"role": role, "content": text} for role, text in (("user", "Tea?"), ("assistant", "No."), ("user", "Rum?"))]
 

@@ -16,17 +16,13 @@ from safetensors.numpy import load_file, save, save_file
 from test_classifier import write_bert
 from tiny import write_backbone, write_sentence_encoder
 
+from pluralign import DataError, RewardEnsemble, fit, town_hall
 from pluralign.answering.policies import Adapters
-from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone.base import load_base
-from pluralign.learning.fit import fit
 from pluralign.text import loading
 from pluralign.text.causal import LocalModel
-from pluralign.text.encoders import encode, load_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, encode, load_encoder
 from pluralign.text.loading import folder_identity, hub_source, load_model, model_folder, quiet_transformers
-from pluralign.votes.town_hall.town_hall import town_hall
 
 LLAMA_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "model-00001-of-00002.safetensors",

@@ -10,11 +10,10 @@ from conftest import WriteLines, run
 from scipy.stats import kendalltau
 from test_ensemble import some_ensemble
 
-from pluralign.core.errors import UsageError
+from pluralign import UsageError, town_hall
 from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.measuring.diversity import diversity, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
-from pluralign.votes.town_hall.town_hall import town_hall
 
 LISTS = candidates_of(town_hall(126, n_responses_per_prompt=7, pairs_per_prompt=21).preferences)
 

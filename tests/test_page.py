@@ -12,11 +12,10 @@ import pytest
 from page_browser import ASK, TABS, Tab, page_data, percent, plain
 from served import running
 
-from pluralign import PreferenceSet, answer
+from pluralign import PreferenceSet, RewardEnsemble, answer
 from pluralign.answering.request import Voters
 from pluralign.answering.slate import NO_MAJORITY
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.measuring.cards import member_profiles

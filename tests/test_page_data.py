@@ -13,9 +13,8 @@ from conftest import pairs_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import PreferenceSet, evaluate, town_hall
+from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.json_values import to_json
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import Evaluation
@@ -25,19 +24,8 @@ from pluralign.measuring.cards import Profile
 from pluralign.measuring.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, PREFERS, Lean, trait_values
 from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.measuring.verdicts import comparison, verdicts
+from pluralign.server import page
 from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
-from pluralign.server.page import (
-    EXAMPLES,
-    MAX_LENGTH,
-    PAIRS_PER_POINT,
-    STEERING_PAIRS,
-    TEXT_LENGTH,
-    card_lean,
-    collect_page_data,
-    example_prompts,
-    steering_pairs,
-    voted_pair,
-)
 from pluralign.theory.posterior import most_informative
 
 
@@ -48,7 +36,7 @@ def report(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> ReportData:
 
 def page_json(ensemble: RewardEnsemble, held_out: HeldOutVotes | None = None, **options: Any) -> dict[str, Any]:
     """The data of the page as clients get it."""
-    data: dict[str, Any] = to_json(collect_page_data(ensemble, held_out, name="town", **options))
+    data: dict[str, Any] = to_json(page.collect_page_data(ensemble, held_out, name="town", **options))
     return data
 
 
@@ -75,7 +63,9 @@ def rows_of(votes: PreferenceSet, pair: dict[str, Any]) -> list[int]:
     """Rows of the pairs with these texts, which may be cut."""
 
     def same(text: str, shown: str) -> bool:
-        return text == shown or (shown.endswith("…") and len(shown) >= TEXT_LENGTH - 20 and text.startswith(shown[:-1]))
+        return text == shown or (
+            shown.endswith("…") and len(shown) >= page.TEXT_LENGTH - 20 and text.startswith(shown[:-1])
+        )
 
     names = ("prompt", "response_a", "response_b")
     pairs = enumerate(pairs_of(votes))
@@ -97,7 +87,7 @@ def test_pairs_of_points_are_in_bins(ensemble: RewardEnsemble, held_out: HeldOut
     order = np.sort(prediction)
     ends = np.cumsum([0] + [point["count"] for point in shown["reliability"]])
     for point, start, end in zip(shown["reliability"], ends, ends[1:], strict=False):
-        assert 1 <= len(point["pairs"]) <= PAIRS_PER_POINT
+        assert 1 <= len(point["pairs"]) <= page.PAIRS_PER_POINT
         assert len({pair["prompt"] for pair in point["pairs"]}) == len(point["pairs"])
         for pair in point["pairs"]:
             (row,) = rows_of(votes, pair)
@@ -250,9 +240,9 @@ def test_the_share_of_a_length_lean_can_be_recounted(held_out: HeldOutVotes, ens
 
 
 def test_shares_count_the_claimed_side() -> None:
-    lean = card_lean(a_lean("hedging", -0.4, claim=f"{PREFERS}unhedged claims"))
+    lean = page.card_lean(a_lean("hedging", -0.4, claim=f"{PREFERS}unhedged claims"))
     assert (lean.share, lean.share_of_all, lean.share_of_people) == pytest.approx((0.7, 0.5, 0.45))
-    less = card_lean(a_lean("length", -0.1, claim=f"{CARES_LESS}longer answers"))
+    less = page.card_lean(a_lean("length", -0.1, claim=f"{CARES_LESS}longer answers"))
     assert (less.share, less.share_of_people) == pytest.approx((0.45, 0.55))
 
 
@@ -263,9 +253,11 @@ def test_long_texts_are_cut_and_no_examples(ensemble: RewardEnsemble, held_out: 
     long = HeldOutVotes(PreferenceSet.from_indices(votes.prompts.tolist(), responses, *arrays), held_out.rewards)
     shown = page_json(ensemble, long)
     texts = [pair["response_a"] for point in shown["reliability"] for pair in point["pairs"]]
-    assert all(len(text) <= TEXT_LENGTH and text.endswith("…") for text in texts)
-    assert all(len(pair["preferred"]) <= TEXT_LENGTH for card in shown["members"] for pair in card["distinguishing"])
-    assert len(votes.responses[0] + " word" * 420) > MAX_LENGTH
+    assert all(len(text) <= page.TEXT_LENGTH and text.endswith("…") for text in texts)
+    assert all(
+        len(pair["preferred"]) <= page.TEXT_LENGTH for card in shown["members"] for pair in card["distinguishing"]
+    )
+    assert len(votes.responses[0] + " word" * 420) > page.MAX_LENGTH
     assert shown["examples"] == shown["steering_pairs"] == []
 
 
@@ -295,15 +287,15 @@ def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_
 def test_examples_are_the_prompts_with_most_disagreement(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     votes = held_out.preferences
     items = votes.items()
-    examples = list(example_prompts(ensemble, held_out))
-    assert len(examples) == EXAMPLES
+    examples = list(page.example_prompts(ensemble, held_out))
+    assert len(examples) == page.EXAMPLES
     favourites: dict[str, int] = {}
     for p, prompt in enumerate(votes.prompts):
         rows = np.flatnonzero(items.prompt_index == p)
         if len(rows) >= 3:
             favourites[prompt] = len(set(held_out.rewards[rows].argmax(axis=0)))
     chosen = [favourites[example.prompt] for example in examples]
-    assert chosen == sorted(favourites.values(), reverse=True)[:EXAMPLES]
+    assert chosen == sorted(favourites.values(), reverse=True)[: page.EXAMPLES]
     for example in examples:
         p = votes.prompts.tolist().index(example.prompt)
         own = {votes.responses[items.response_index[row]] for row in np.flatnonzero(items.prompt_index == p)}
@@ -314,14 +306,14 @@ def test_prompts_with_two_responses_are_the_fallback(ensemble: RewardEnsemble) -
     votes = town_hall(40, n_responses_per_prompt=2, pairs_per_prompt=1).preferences
     rewards = np.random.default_rng(0).random((len(votes.items().prompt_index), 3))
     held_out = HeldOutVotes(votes, rewards)
-    assert {len(example.responses) for example in example_prompts(ensemble, held_out)} == {2}
-    assert collect_page_data(ensemble, held_out, name="town").tau is None
+    assert {len(example.responses) for example in page.example_prompts(ensemble, held_out)} == {2}
+    assert page.collect_page_data(ensemble, held_out, name="town").tau is None
 
 
 def test_steering_pairs_are_whole_and_have_different_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
-    pairs, votes = list(steering_pairs(ensemble, held_out)), held_out.preferences
-    assert len(pairs) == STEERING_PAIRS == len({pair.prompt for pair in pairs})
-    assert set(pairs) <= {voted_pair(votes, row) for row in range(len(votes))}
+    pairs, votes = list(page.steering_pairs(ensemble, held_out)), held_out.preferences
+    assert len(pairs) == page.STEERING_PAIRS == len({pair.prompt for pair in pairs})
+    assert set(pairs) <= {page.voted_pair(votes, row) for row in range(len(votes))}
 
 
 def information(chance: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> float:

@@ -16,13 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import pairs_of as pairs
 
+from pluralign import LoadOptions, PreferenceSet, inspect, load_preferences
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.votes.load import load_preferences
-from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
 PERSONALLLM_RATERS = (
@@ -152,7 +149,7 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     assert (judged.n, judged.sizes.tolist()) == (70, [8] * 70), "each model scores the eight responses to a prompt"
 
 
-def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> None:
+def test_a_repeated_or_missing_response_loses_only_its_pairs(tmp_path: Path) -> None:
     train = personalllm_rows(3, seed=3)
     train[2] |= {f"response_{i}": None for i in range(1, 9)}
     train[0]["response_5"] = train[0]["response_2"]
@@ -160,9 +157,9 @@ def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> 
     train[0] |= {f"response_5_{rater}": 9.0 for rater in PERSONALLLM_RATERS}
     train[1]["response_7"] = None
     votes = load_personalllm(tmp_path, train, personalllm_rows(1, seed=4, first=3))
-    assert votes.columns["prompt_id"].tolist() == [0] * 27 + [1] * 21 + [3] * 28
-    assert {"missing responses": 9, "identical responses": 1}.items() <= votes.dropped.items()
-    assert pairs(votes)[0] == ("Prompt 0?", "Answer 1 to 0.", "Answer 2 to 0.", 10, 0, 0)
+    assert votes.columns["prompt_id"].tolist() == [0] * 21 + [1] * 21 + [3] * 28
+    assert votes.dropped["missing responses"] == 9
+    assert pairs(votes)[0] == ("Prompt 0?", "Answer 1 to 0.", "Answer 2 to 0.", 0, 10, 0)
 
 
 # --- HelpSteer2: disagreements ----------------------------------------------------------------------------------------

@@ -9,16 +9,8 @@ from conftest import run
 from judging import Parrot
 from test_remote import Reply, Request, Serve, prompt_of, says, serve  # noqa: F401
 
-from pluralign import evaluate, town_hall
-from pluralign.core.errors import DataError, UsageError
-from pluralign.measuring.personas import (
-    Personas,
-    cross_fitted_share,
-    find_personas,
-    persona_predictor,
-    read_personas,
-    write_personas,
-)
+from pluralign import DataError, UsageError, evaluate, town_hall
+from pluralign.measuring import personas
 from pluralign.theory.simplex import weights_and_undecided
 
 PEOPLE = (
@@ -31,7 +23,7 @@ PEOPLE = (
 
 def test_personas_of_the_camps_predict_votes_better_than_half() -> None:
     votes = town_hall(400, seed=2).preferences
-    found = evaluate(Personas("people", Parrot(), PEOPLE), votes, groups=[])
+    found = evaluate(personas.Personas("people", Parrot(), PEOPLE), votes, groups=[])
     assert found.subject.kind == "personas"
     assert found.subject.k == len(found.members) == 4
     assert found.subject.usage is not None
@@ -43,13 +35,13 @@ def test_personas_of_the_camps_predict_votes_better_than_half() -> None:
 def test_weights_of_a_prompt_are_fitted_on_other_prompts() -> None:
     votes = town_hall(80, seed=2).preferences
     members = np.random.default_rng(0).integers(0, 2, (80, 3)).astype(float)
-    share = cross_fitted_share(members, votes)
+    share = personas.cross_fitted_share(members, votes)
     changed = np.where(votes.prompt_index == 0, 5, 0)  # other votes on prompt 0
     other = votes.from_indices(
         votes.prompts, votes.responses, votes.prompt_index, votes.a_index, votes.b_index,
         np.where(changed, changed, votes.votes_a), np.where(changed, 0, votes.votes_b),
     )  # fmt: skip
-    same = cross_fitted_share(members, other)
+    same = personas.cross_fitted_share(members, other)
     np.testing.assert_allclose(share[votes.prompt_index == 0], same[votes.prompt_index == 0])
     assert not np.allclose(share, same)
     weights, undecided = weights_and_undecided(members, votes.prob_a)
@@ -59,32 +51,32 @@ def test_weights_of_a_prompt_are_fitted_on_other_prompts() -> None:
 def test_one_prompt_is_refused_and_a_limit_takes_whole_prompts() -> None:
     votes = town_hall(80, seed=2).preferences
     with pytest.raises(UsageError, match="at least two prompts"):
-        persona_predictor(Personas("people", Parrot(), PEOPLE), votes[votes.prompt_index == 0])
-    found = evaluate(Personas("people", Parrot(), PEOPLE[:1]), votes, groups=[], limit=24)
+        personas.persona_predictor(personas.Personas("people", Parrot(), PEOPLE), votes[votes.prompt_index == 0])
+    found = evaluate(personas.Personas("people", Parrot(), PEOPLE[:1]), votes, groups=[], limit=24)
     assert (found.pairs, found.prompts) == (24, 3)
 
 
 def test_personas_are_read_from_text_or_json(tmp_path: Path) -> None:
     path = tmp_path / "people.txt"
     path.write_text('Likes tea.\n\n{"persona": "Likes rum."}\nLikes tea.\n')
-    assert read_personas(str(path)) == ("Likes tea.", "Likes rum.")
+    assert personas.read_personas(str(path)) == ("Likes tea.", "Likes rum.")
     for text, problem in (('{"age": 3}\n', "no persona"), ("{\n", "not JSON"), ("", "0 personas")):
         path.write_text(text)
         with pytest.raises(DataError, match=problem):
-            read_personas(str(path))
+            personas.read_personas(str(path))
     with pytest.raises(DataError, match="cannot be read"):
-        read_personas(str(tmp_path / "none"))
+        personas.read_personas(str(tmp_path / "none"))
 
 
 def test_a_model_writes_personas_from_prompts_and_too_few_are_an_error() -> None:
     parrot = Parrot(writes=lambda prompt: "1. A gardener who likes trees\n- A driver who likes roads\nok")
-    assert write_personas(parrot, 2, ["Trees?"]) == ("A gardener who likes trees", "A driver who likes roads")
+    assert personas.write_personas(parrot, 2, ["Trees?"]) == ("A gardener who likes trees", "A driver who likes roads")
     with pytest.raises(DataError, match="wrote 2 personas, not 3"):
-        write_personas(parrot, 3, ["Trees?"])
+        personas.write_personas(parrot, 3, ["Trees?"])
     with pytest.raises(UsageError, match="--model"):
-        find_personas("personas:3", None)
+        personas.find_personas("personas:3", None)
     with pytest.raises(UsageError, match="from 1 to 64"):
-        find_personas("personas:0", Parrot())
+        personas.find_personas("personas:0", Parrot())
 
 
 def test_the_command_evaluates_personas_with_a_server(serve: Serve, tmp_path: Path) -> None:  # noqa: F811

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from test_classifier import write_bert
 from test_ensemble import some_ensemble
 
-from pluralign.core.errors import DataError
+from pluralign import DataError, PreferenceSet
 from pluralign.learning.measure import Predictor, cross_fitted, reward_predictor
 from pluralign.measuring.predictors import find_predictor, load_predictor
 from pluralign.text.classifier import model_rewards
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
 
 PROMPTS = ["tea ?", "tea ?", "rum ?", "rum ?"]

@@ -11,14 +11,12 @@ import numpy.typing as npt
 import pytest
 from conftest import run
 
-from pluralign.core.errors import UsageError
+from pluralign import PreferenceSet, UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.measuring import leans
 from pluralign.measuring.cards import Profile, member_profiles, unnamed_reason
 from pluralign.measuring.leans import KEYS, adjusted_mean, sample_prompts, trait_values
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import CAMP_SHARES, TASTES, TownHall, town_hall
 
 Rewards = npt.NDArray[np.float64]
 

@@ -10,8 +10,7 @@ import pytest
 from conftest import run
 from test_ensemble import some_ensemble
 
-from pluralign import RewardEnsemble, fit, prune, town_hall
-from pluralign.core.errors import DataError, UsageError
+from pluralign import DataError, RewardEnsemble, UsageError, fit, prune, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.learning.measure import evaluate_features

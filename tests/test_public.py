@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from conftest import pairs_of
 
-from pluralign import DataError, load_preferences
+from pluralign import DataError, load_preferences, load_rater_votes
 from pluralign.votes.prompts import Message
-from pluralign.votes.raters import load_rater_votes
 
 ASK = {"role": "user", "content": "Tea?"}
 MORE = {"role": "user", "content": "Why?"}

@@ -13,22 +13,8 @@ from mixtures import Matrix, all_incidences, pair_by_pair, random_mixture
 from scipy.optimize import linprog
 
 from pluralign.core.errors import UsageError
+from pluralign.theory import rankings
 from pluralign.theory import rankings as realizability
-from pluralign.theory.rankings import (
-    EXACT_UP_TO,
-    Decomposition,
-    Ranking,
-    ViolatedInequality,
-    best_ranking,
-    decompose,
-    local_search_ranking,
-    mcgarvey,
-    reduce_support,
-    sample_rankings,
-    sampling_error,
-    tournament_of,
-    violated_cycle,
-)
 
 SEEDS = st.integers(0, 100_000)
 
@@ -41,7 +27,7 @@ def test_reducing_keeps_the_tournament_and_at_most_as_many_rankings_as_caratheod
     rng = np.random.default_rng(seed)
     orders = [tuple(rng.permutation(m).tolist()) for _ in range(count)]
     weights = rng.dirichlet(np.ones(count))
-    few, few_weights = reduce_support(orders, weights)
+    few, few_weights = rankings.reduce_support(orders, weights)
     i, j = np.triu_indices(m, 1)
     vectors = np.array([[*pair_by_pair([order], [1.0])[i, j], 1.0] for order in orders])
     assert len(few) <= np.linalg.matrix_rank(vectors) <= math.comb(m, 2) + 1
@@ -54,7 +40,7 @@ def test_reducing_keeps_the_tournament_and_at_most_as_many_rankings_as_caratheod
 def test_a_thousand_rankings_of_five_alternatives_reduce_to_eleven() -> None:
     rng = np.random.default_rng(0)
     people = [tuple(rng.permutation(5).tolist()) for _ in range(1000)]
-    few, weights = reduce_support(people, np.full(1000, 1 / 1000))
+    few, weights = rankings.reduce_support(people, np.full(1000, 1 / 1000))
     assert len(few) == 11
     np.testing.assert_allclose(
         pair_by_pair(list(few), weights), pair_by_pair(people, np.full(1000, 1 / 1000)), atol=1e-9
@@ -64,13 +50,13 @@ def test_a_thousand_rankings_of_five_alternatives_reduce_to_eleven() -> None:
 @pytest.mark.parametrize("k", [1, 4, 25])
 def test_drawn_ensembles_have_the_expected_error_of_theorem_2(k: int) -> None:
     shares = random_mixture(5, 6, 12)
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     i, j = np.triu_indices(6, 1)
     errors = [
         np.mean((pair_by_pair(list(drawn), np.full(k, 1 / k)) - shares)[i, j] ** 2)
-        for drawn in (sample_rankings(result.rankings, result.weights, k, seed) for seed in range(400))
+        for drawn in (rankings.sample_rankings(result.rankings, result.weights, k, seed) for seed in range(400))
     ]
-    expected = sampling_error(shares, k)
+    expected = rankings.sampling_error(shares, k)
     assert expected == pytest.approx(np.mean(shares[i, j] * (1 - shares[i, j])) / k)
     assert expected <= 1 / (4 * k)
     assert np.mean(errors) == pytest.approx(expected, abs=4 * np.std(errors) / 20)
@@ -78,9 +64,9 @@ def test_drawn_ensembles_have_the_expected_error_of_theorem_2(k: int) -> None:
 
 def test_a_draw_depends_only_on_its_seed() -> None:
     orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
-    first = sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=1)
-    assert first == sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=1)
-    assert first != sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=2)
+    first = rankings.sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=1)
+    assert first == rankings.sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=1)
+    assert first != rankings.sample_rankings(orders, [0.5, 0.25, 0.25], 30, seed=2)
 
 
 @given(SEEDS, st.integers(2, 8))
@@ -93,12 +79,12 @@ def test_mcgarveys_rankings_have_the_majorities_of_the_digraph_and_are_decompose
     for i, j in arcs:
         expected[i, j] += 1 / (2 * len(arcs))
         expected[j, i] -= 1 / (2 * len(arcs))
-    orders = mcgarvey(m, arcs)
+    orders = rankings.mcgarvey(m, arcs)
     assert len(orders) == 2 * len(arcs)
     off_diagonal = ~np.eye(m, dtype=bool)
     shares = pair_by_pair(list(orders), np.full(len(orders), 1 / len(orders)))
     np.testing.assert_allclose(shares[off_diagonal], expected[off_diagonal], atol=1e-12)
-    result = decompose(expected)
+    result = rankings.decompose(expected)
     assert result.realizable is True
     assert result.residual <= 1e-9
     assert len(result.rankings) <= math.comb(m, 2) + 1
@@ -107,17 +93,17 @@ def test_mcgarveys_rankings_have_the_majorities_of_the_digraph_and_are_decompose
 def test_invalid_arguments_are_refused() -> None:
     for orders in ([], [(0, 1), (0, 1, 2)], [(0, 0)], [(1, 2)]):
         with pytest.raises(UsageError, match="same alternatives"):
-            tournament_of(orders, [1.0])
+            rankings.tournament_of(orders, [1.0])
     with pytest.raises(UsageError, match="sum to 1"):
-        tournament_of([(0, 1)], [0.5])
+        rankings.tournament_of([(0, 1)], [0.5])
     with pytest.raises(UsageError, match="k must be at least 1"):
-        sample_rankings([(0, 1)], [1.0], k=0)
+        rankings.sample_rankings([(0, 1)], [1.0], k=0)
     with pytest.raises(UsageError, match="k must be at least 1"):
-        sampling_error([[0.5, 0.5], [0.5, 0.5]], k=0)
+        rankings.sampling_error([[0.5, 0.5], [0.5, 0.5]], k=0)
     with pytest.raises(UsageError, match="seed must not be negative"):
-        sample_rankings([(0, 1)], [1.0], k=1, seed=-1)
+        rankings.sample_rankings([(0, 1)], [1.0], k=1, seed=-1)
     with pytest.raises(UsageError, match="an arc must join two"):
-        mcgarvey(3, [(0, 3)])
+        rankings.mcgarvey(3, [(0, 3)])
 
 
 # --- the linear ordering problem ---
@@ -126,7 +112,7 @@ def test_invalid_arguments_are_refused() -> None:
 @given(SEEDS, st.integers(1, 6))
 def test_the_best_ranking_has_the_greatest_weight_of_all(seed: int, m: int) -> None:
     weights = np.random.default_rng(seed).normal(size=(m, m))
-    ranking, value = best_ranking(weights)
+    ranking, value = rankings.best_ranking(weights)
     _, incidences = all_incidences(m)
     assert value == pytest.approx((incidences * weights).sum(axis=(1, 2)).max(), abs=1e-12)
     assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum(), abs=1e-12)
@@ -140,10 +126,10 @@ def test_the_arcs_that_the_best_ranking_reverses_are_a_minimum_feedback_arc_set(
     for arc in arcs:
         weights[arc] = 1.0
 
-    def feedback(order: Ranking) -> int:
+    def feedback(order: rankings.Ranking) -> int:
         return sum(order.index(i) > order.index(j) for i, j in arcs)
 
-    ranking, value = best_ranking(weights)
+    ranking, value = rankings.best_ranking(weights)
     assert feedback(ranking) == min(map(feedback, itertools.permutations(range(m)))) == len(arcs) - value
 
 
@@ -152,9 +138,9 @@ def test_the_local_search_is_nearly_always_optimal() -> None:
     hits = 0
     for _ in range(50):
         weights = rng.normal(size=(9, 9))
-        ranking, value = local_search_ranking(weights, rng)
+        ranking, value = rankings.local_search_ranking(weights, rng)
         assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum())
-        best = best_ranking(weights)[1]
+        best = rankings.best_ranking(weights)[1]
         assert value <= best + 1e-9
         hits += value > best - 1e-9
     assert hits >= 45
@@ -162,7 +148,7 @@ def test_the_local_search_is_nearly_always_optimal() -> None:
 
 def test_too_many_alternatives_are_refused() -> None:
     with pytest.raises(UsageError, match="at most 16"):
-        best_ranking(np.zeros((17, 17)))
+        rankings.best_ranking(np.zeros((17, 17)))
 
 
 # --- realizable tournaments, nearest mixtures and certificates, against enumeration of all rankings ---
@@ -188,7 +174,7 @@ def fence() -> Matrix:
     return shares
 
 
-def check_refutation(result: ViolatedInequality, shares: Matrix) -> None:
+def check_refutation(result: rankings.ViolatedInequality, shares: Matrix) -> None:
     """Check that every ranking satisfies the inequality, the shares violate it, and bound and value are right."""
     m = len(shares)
     coefficients = np.zeros((m, m))
@@ -203,7 +189,7 @@ def check_refutation(result: ViolatedInequality, shares: Matrix) -> None:
     assert value > most + 1e-10
 
 
-def check_ensemble(result: Decomposition, shares: Matrix) -> None:
+def check_ensemble(result: rankings.Decomposition, shares: Matrix) -> None:
     """Check that the weights are valid, the ensemble is small enough, and its tournament is the reported one."""
     known = np.triu(~np.isnan(shares), 1)
     assert (result.weights > 0).all()
@@ -222,7 +208,7 @@ def check_ensemble(result: Decomposition, shares: Matrix) -> None:
 @settings(max_examples=60)
 def test_every_mixture_of_rankings_is_realizable_and_decomposed_exactly(seed: int, m: int, count: int) -> None:
     shares = random_mixture(seed, m, count)
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert result.realizable is True
     assert result.distance == 0.0
     assert result.certificate is None
@@ -242,7 +228,7 @@ def test_realizability_agrees_with_a_linear_program_over_all_rankings(seed: int,
     equalities = np.vstack([columns, np.append(np.ones(len(orders)), np.zeros(2 * len(i)))])
     cost = np.append(np.zeros(len(orders)), np.ones(2 * len(i)))
     least = linprog(cost, A_eq=equalities, b_eq=np.append(shares[i, j], 1.0)).fun
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert result.realizable is bool(least < 1e-7)
     if least >= 1e-7:
         # the nearest point in squared distance is no nearer in absolute distance
@@ -253,7 +239,7 @@ def test_realizability_agrees_with_a_linear_program_over_all_rankings(seed: int,
 @settings(max_examples=50)
 def test_no_mixture_is_nearer_than_the_result(seed: int, m: int) -> None:
     shares = random_tournament(seed, m)
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     check_ensemble(result, shares)
     i, j = np.triu_indices(m, 1)
     direction = (shares - result.nearest)[i, j]
@@ -269,7 +255,7 @@ def test_no_mixture_is_nearer_than_the_result(seed: int, m: int) -> None:
 
 def test_a_unanimous_cycle_is_not_realizable_and_is_its_own_certificate() -> None:
     shares = np.array([[0.5, 1.0, 0.0], [0.0, 0.5, 1.0], [1.0, 0.0, 0.5]])
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert result.realizable is False
     assert result.distance == pytest.approx(1 / 9)  # all three shares become 2/3
     assert result.certificate is not None
@@ -281,8 +267,8 @@ def test_a_fence_without_a_violated_cycle_is_refuted_by_its_facet() -> None:
     shares = fence()
     for i, j, k in itertools.permutations(range(6), 3):
         assert 1 <= shares[i, j] + shares[j, k] + shares[k, i] <= 2
-    assert violated_cycle(shares) is None
-    result = decompose(shares)
+    assert rankings.violated_cycle(shares) is None
+    result = rankings.decompose(shares)
     assert result.realizable is False
     assert result.certificate is not None
     assert (result.certificate.kind, result.certificate.bound, result.certificate.value) == ("dual", 7.0, 7.5)
@@ -291,7 +277,7 @@ def test_a_fence_without_a_violated_cycle_is_refuted_by_its_facet() -> None:
     # the excess of 1/2 is spread evenly over nine shares: the nearest point lies on the facet
     assert result.distance == pytest.approx(9 * (0.5 / 9) ** 2 / 15)
     assert sum(result.nearest[pair] for pair in result.certificate.pairs) == pytest.approx(7.0)
-    assert decompose(result.nearest).realizable is True
+    assert rankings.decompose(result.nearest).realizable is True
 
 
 def test_tournaments_just_outside_and_just_inside_are_told_apart() -> None:
@@ -299,7 +285,7 @@ def test_tournaments_just_outside_and_just_inside_are_told_apart() -> None:
         shares = np.full((3, 3), (2 + excess) / 3)
         for i, j in ((1, 0), (2, 1), (0, 2)):
             shares[i, j] = (1 - excess) / 3
-        result = decompose(shares)
+        result = rankings.decompose(shares)
         assert result.realizable is realizable, excess
         if not realizable:
             assert result.certificate is not None
@@ -310,12 +296,12 @@ def test_pairs_without_votes_are_unconstrained() -> None:
     shares = np.full((4, 4), np.nan)
     for i in range(3):
         shares[i, i + 1] = 1.0
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert result.realizable is True
     assert result.rankings == ((0, 1, 2, 3),)
     shares[3, 0] = 1.0  # closes a cycle of four without any triple
-    assert violated_cycle(shares) is None
-    result = decompose(shares)
+    assert rankings.violated_cycle(shares) is None
+    result = rankings.decompose(shares)
     assert result.realizable is False
     assert result.distance == pytest.approx(1 / 16)
     assert result.certificate is not None
@@ -328,20 +314,20 @@ def test_pairs_without_votes_are_unconstrained() -> None:
 
 def test_above_the_exact_limit_a_decomposition_proves_realizability() -> None:
     rng = np.random.default_rng(3)
-    people = [tuple(rng.permutation(EXACT_UP_TO + 1).tolist()) for _ in range(200)]
+    people = [tuple(rng.permutation(rankings.EXACT_UP_TO + 1).tolist()) for _ in range(200)]
     shares = pair_by_pair(people, np.full(200, 1 / 200))
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert (result.exact, result.realizable) == (False, True)
     assert result.residual <= 1e-9
     check_ensemble(result, shares)
 
 
 def test_above_the_exact_limit_a_cycle_refutes_and_bounds_the_distance() -> None:
-    m = EXACT_UP_TO + 1
+    m = rankings.EXACT_UP_TO + 1
     shares = np.full((m, m), 0.5)
     for i, j in ((4, 7), (7, 9), (9, 4)):
         shares[i, j], shares[j, i] = 1.0, 0.0
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert (result.exact, result.realizable) == (False, False)
     assert result.certificate is not None
     assert set(result.certificate.pairs) == {(4, 7), (7, 9), (9, 4)}
@@ -351,10 +337,10 @@ def test_above_the_exact_limit_a_cycle_refutes_and_bounds_the_distance() -> None
 
 
 def test_above_the_exact_limit_a_small_fence_refutes() -> None:
-    m = EXACT_UP_TO + 2
+    m = rankings.EXACT_UP_TO + 2
     shares = np.full((m, m), 0.5)
     shares[2:8, 2:8] = fence()
-    result = decompose(shares)
+    result = rankings.decompose(shares)
     assert (result.exact, result.realizable) == (False, False)
     assert result.certificate is not None
     check_refutation(
@@ -367,7 +353,7 @@ def test_above_the_exact_limit_a_small_fence_refutes() -> None:
 
 def test_above_the_exact_limit_a_tournament_without_a_proof_stays_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realizability, "EXACT_UP_TO", 5)
-    result = decompose(fence())
+    result = rankings.decompose(fence())
     assert (result.exact, result.realizable, result.certificate) == (False, None, None)
     assert result.distance_at_least == 0.0
     assert result.distance > 0
@@ -389,4 +375,4 @@ def test_above_the_exact_limit_a_tournament_without_a_proof_stays_undecided(monk
 )
 def test_invalid_shares_are_refused(shares: npt.ArrayLike, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        decompose(shares)
+        rankings.decompose(shares)

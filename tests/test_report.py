@@ -20,8 +20,7 @@ from page_browser import Tab, page_data
 from served import running
 from town_raters import town_raters, town_representation
 
-from pluralign import PreferenceSet, RewardEnsemble, town_hall
-from pluralign.core.errors import UsageError
+from pluralign import PreferenceSet, RewardEnsemble, UsageError, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out

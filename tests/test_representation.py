@@ -17,20 +17,7 @@ from pluralign.ensemble.folder import REPRESENTATION_FILE
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.record import hash_prompts
 from pluralign.learning.pairs import Differences
-from pluralign.measuring.individuals import (
-    ALL,
-    MIN_RATERS,
-    MIN_VOTES,
-    PairPredictions,
-    Representation,
-    chosen_variances,
-    load_representation,
-    over_raters,
-    qualified_raters,
-    represent,
-    save_representation,
-    score_raters,
-)
+from pluralign.measuring import individuals
 from pluralign.measuring.verdicts import representation_notes, representation_verdicts
 from pluralign.theory.posterior import FACTORS, ChoiceModel, person_chances
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -41,7 +28,7 @@ WEIGHTS = np.array([0.5, 0.3, 0.2])
 PEOPLE = ChoiceModel(people=0.9, spread=0.0)
 
 
-def known_raters(seed: int = 0) -> tuple[PairPredictions, RaterVotes]:
+def known_raters(seed: int = 0) -> tuple[individuals.PairPredictions, RaterVotes]:
     """Return raters who each vote on every pair as one of three members does."""
     random = np.random.default_rng(seed)
     n = N_PROMPTS * PER_PROMPT
@@ -60,7 +47,7 @@ def known_raters(seed: int = 0) -> tuple[PairPredictions, RaterVotes]:
     inputs = np.zeros((len(items.prompt_index), K))
     inputs[items.a] = difference
     sharp = 1 / (1 + np.exp(-difference / 0.05))
-    predictors = PairPredictions(
+    predictors = individuals.PairPredictions(
         vote=sharp,
         chance=person_chances(difference, None, WEIGHTS, 0.05, 0.0, PEOPLE),
         prior=PEOPLE.prior(WEIGHTS),
@@ -75,27 +62,27 @@ EVERY = np.ones(N_PROMPTS, dtype=bool)
 
 
 def test_choices_find_the_member_that_a_rater_follows() -> None:
-    rows = score_raters(*known_raters(), EVERY)
-    assert list(rows) == [0, 1, 3, 5, 10, 20, ALL]
+    rows = individuals.score_raters(*known_raters(), EVERY)
+    assert list(rows) == [0, 1, 3, 5, 10, 20, individuals.ALL]
     found = [float(row.accuracy["posterior"].mean()) for row in rows.values()]
     assert found[0] == pytest.approx(rows[0].accuracy["prior"].mean())
     assert found[-1] > 0.97 > found[0] + 0.05
-    assert rows[ALL].accuracy["member"].mean() > 0.97
-    assert rows[ALL].log_loss["posterior"].mean() < rows[ALL].log_loss["soft_bt"].mean()
+    assert rows[individuals.ALL].accuracy["member"].mean() > 0.97
+    assert rows[individuals.ALL].log_loss["posterior"].mean() < rows[individuals.ALL].log_loss["soft_bt"].mean()
 
 
 def test_the_best_member_in_hindsight_is_an_upper_bound() -> None:
-    for row in score_raters(*known_raters(), EVERY).values():
+    for row in individuals.score_raters(*known_raters(), EVERY).values():
         best = row.accuracy["members"].max(axis=1)
         np.testing.assert_array_equal(best, 1.0)  # each rater is one of the members
         assert (best >= row.accuracy["member"]).all()
 
 
 def test_a_rater_s_own_reward_learns_from_choices() -> None:
-    rows = score_raters(*known_raters(), EVERY)
+    rows = individuals.score_raters(*known_raters(), EVERY)
     np.testing.assert_array_equal(rows[0].accuracy["own"], 0.5)
     np.testing.assert_allclose(rows[0].log_loss["own"], math.log(2))
-    assert rows[ALL].accuracy["own"][:, -1].mean() > 0.8
+    assert rows[individuals.ALL].accuracy["own"][:, -1].mean() > 0.8
 
 
 def test_predictions_do_not_see_votes_on_the_same_prompt() -> None:
@@ -105,8 +92,11 @@ def test_predictions_do_not_see_votes_on_the_same_prompt() -> None:
     pair, rater, chose_a = np.tile(votes.pair, 2), np.tile(votes.rater, 2), np.tile(votes.chose_a, 2)
     twice = RaterVotes(votes.preferences, pair, rater, chose_a)
     flipped = replace(twice, chose_a=np.where(twice.prompt == 3, 1 - twice.chose_a, twice.chose_a))
-    first, second = score_raters(predictors, twice, measured), score_raters(predictors, flipped, measured)
-    for m in (0, 5, ALL):
+    first, second = (
+        individuals.score_raters(predictors, twice, measured),
+        individuals.score_raters(predictors, flipped, measured),
+    )
+    for m in (0, 5, individuals.ALL):
         for name in ("posterior", "own", "soft_bt"):
             np.testing.assert_allclose(first[m].accuracy[name], 1 - second[m].accuracy[name])
 
@@ -119,14 +109,14 @@ def test_a_row_has_the_raters_with_enough_choices() -> None:
     kept = ~((votes.rater == 0) & (prompt > 1)) & ~((votes.rater == 1) & (prompt > 0))
     kept &= ~((votes.rater == 2) & (votes.pair > 2))
     fewer = RaterVotes(votes.preferences, votes.pair[kept], votes.rater[kept], votes.chose_a[kept])
-    assert qualified_raters(fewer, EVERY, seed=0).tolist() == [0, *range(3, N_RATERS)]
-    rows = score_raters(predictors, fewer, EVERY)
+    assert individuals.qualified_raters(fewer, EVERY, seed=0).tolist() == [0, *range(3, N_RATERS)]
+    rows = individuals.score_raters(predictors, fewer, EVERY)
     assert len(rows[3].votes) == N_RATERS - 2  # rater 0 has 4 choices for each prompt
     assert len(rows[5].votes) == N_RATERS - 3
-    assert len(rows[ALL].votes) == N_RATERS - 2
+    assert len(rows[individuals.ALL].votes) == N_RATERS - 2
     assert rows[5].votes.sum() == n_votes[3:].sum()
-    assert rows[ALL].choices.min() == PER_PROMPT
-    assert MIN_VOTES > 3
+    assert rows[individuals.ALL].choices.min() == PER_PROMPT
+    assert individuals.MIN_VOTES > 3
 
 
 # --- a fitted ensemble ------------------------------------------------------------------------------------------------
@@ -138,7 +128,7 @@ def votes() -> RaterVotes:
 
 
 @pytest.fixture(scope="module")
-def found(town_folder: Path, ensemble: RewardEnsemble, votes: RaterVotes) -> Representation:
+def found(town_folder: Path, ensemble: RewardEnsemble, votes: RaterVotes) -> individuals.Representation:
     return town_representation(ensemble, votes)
 
 
@@ -152,7 +142,7 @@ def test_one_held_out_prompt_against_plain_loops(town_folder: Path, ensemble: Re
         np.repeat(np.arange(4, dtype=np.int32), 480),
         hall.annotator_votes(range(4)).T.ravel(),
     )
-    found = represent(ensemble, votes, ensemble.features(texts_of(hall.preferences)), others, choices=(0,))
+    found = individuals.represent(ensemble, votes, ensemble.features(texts_of(hall.preferences)), others, choices=(0,))
     predicted = [i for i in range(480) if hall.preferences.prompts[hall.preferences.prompt_index[i]] == keys[0]]
     reward_a, reward_b = ensemble.pair_rewards(hall.preferences)
     rewards = ensemble.rewards_and_average(texts_of(hall.preferences))[:, -1]
@@ -187,10 +177,10 @@ def test_one_held_out_prompt_against_plain_loops(town_folder: Path, ensemble: Re
     assert last.predictors["posterior"].accuracy.mean == pytest.approx(np.mean(accuracies))
     assert last.predictors["posterior"].log_loss.mean == pytest.approx(np.mean(losses))
     assert last.predictors["hindsight"].accuracy.mean == pytest.approx(np.mean(best))
-    assert math.isnan(last.predictors["posterior"].accuracy.low), f"4 raters are fewer than {MIN_RATERS}"
+    assert math.isnan(last.predictors["posterior"].accuracy.low), f"4 raters are fewer than {individuals.MIN_RATERS}"
 
 
-def test_votes_are_predicted_on_held_out_prompts_only(found: Representation, town_folder: Path) -> None:
+def test_votes_are_predicted_on_held_out_prompts_only(found: individuals.Representation, town_folder: Path) -> None:
     assert found.held_out
     assert found.prompts == len(load_held_out(town_folder).preferences.prompts)
     assert "held-out prompts" in " ".join(representation_notes(found))
@@ -198,13 +188,13 @@ def test_votes_are_predicted_on_held_out_prompts_only(found: Representation, tow
 
 def test_unknown_prompts_are_all_predicted_and_the_notes_say_so(ensemble: RewardEnsemble, votes: RaterVotes) -> None:
     features = ensemble.features(texts_of(votes.preferences))
-    found = represent(ensemble, votes, features, None, choices=(0, 5))
+    found = individuals.represent(ensemble, votes, features, None, choices=(0, 5))
     assert not found.held_out
     assert found.prompts == len(votes.preferences.prompts)
     assert "may have been trained on these prompts" in " ".join(representation_notes(found))
 
 
-def test_differences_are_paired_with_soft_bt_on_the_same_raters(found: Representation) -> None:
+def test_differences_are_paired_with_soft_bt_on_the_same_raters(found: individuals.Representation) -> None:
     for row in found.rows:
         ours, soft_bt = row.predictors["posterior"], row.predictors["soft_bt"]
         assert ours.accuracy_difference.mean == pytest.approx(ours.accuracy.mean - soft_bt.accuracy.mean)
@@ -217,32 +207,32 @@ def test_differences_are_paired_with_soft_bt_on_the_same_raters(found: Represent
 def test_the_prior_variance_of_a_rater_is_chosen_on_other_raters() -> None:
     log_loss = np.tile([1.0, 0.9, 0.8, 0.9, 1.0], (20, 1))
     log_loss[7] = [0.0, 5.0, 5.0, 5.0, 5.0]  # this rater alone would choose the first
-    assert chosen_variances(log_loss)[7] == 2
+    assert individuals.chosen_variances(log_loss)[7] == 2
 
 
 def test_few_raters_have_no_interval() -> None:
-    assert math.isnan(over_raters(np.arange(MIN_RATERS - 1.0)).low)
-    interval = over_raters(np.arange(float(MIN_RATERS)))
+    assert math.isnan(individuals.over_raters(np.arange(individuals.MIN_RATERS - 1.0)).low)
+    interval = individuals.over_raters(np.arange(float(individuals.MIN_RATERS)))
     assert interval.low < interval.mean < interval.high
 
 
 def test_raters_with_too_few_votes_are_refused(ensemble: RewardEnsemble) -> None:
     votes = town_hall_votes(town_hall(16))
     with pytest.raises(DataError, match="no rater has votes on two prompts and at least 5 votes"):
-        represent(ensemble, votes, ensemble.features(texts_of(votes.preferences)))
+        individuals.represent(ensemble, votes, ensemble.features(texts_of(votes.preferences)))
 
 
 def test_an_ensemble_without_baselines_is_refused(ensemble: RewardEnsemble, votes: RaterVotes) -> None:
     bare = replace(ensemble, record=replace(ensemble.record, baseline_formulas={}))
     with pytest.raises(UsageError, match="the soft BT baseline, and this ensemble has none"):
-        represent(bare, votes, ensemble.features(texts_of(votes.preferences)))
+        individuals.represent(bare, votes, ensemble.features(texts_of(votes.preferences)))
 
 
-def test_verdicts_name_the_direction(found: Representation) -> None:
+def test_verdicts_name_the_direction(found: individuals.Representation) -> None:
     row = found.rows[-2]
     assert row.choices == 20
 
-    def with_gain(low: float, high: float) -> Representation:
+    def with_gain(low: float, high: float) -> individuals.Representation:
         gain = replace(row.log_loss_gain, low=low, high=high)
         return replace(found, rows=[replace(row, log_loss_gain=gain)])
 
@@ -257,18 +247,18 @@ def test_verdicts_name_the_direction(found: Representation) -> None:
 
 
 def test_figures_are_read_back_until_the_ensemble_changes(
-    town_folder: Path, tmp_path: Path, ensemble: RewardEnsemble, found: Representation
+    town_folder: Path, tmp_path: Path, ensemble: RewardEnsemble, found: individuals.Representation
 ) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(town_folder, folder)
-    assert load_representation(folder) is None
-    save_representation(found, folder)
-    assert load_representation(folder) == found
+    assert individuals.load_representation(folder) is None
+    individuals.save_representation(found, folder)
+    assert individuals.load_representation(folder) == found
     replace(ensemble, weights=ensemble.weights[::-1].copy()).save(folder)
-    assert load_representation(folder) is None
+    assert individuals.load_representation(folder) is None
     (folder / REPRESENTATION_FILE).write_text("[]")
     with pytest.raises(DataError, match=r"representation\.json: it cannot be read; run pluralign evaluate --raters"):
-        load_representation(folder)
+        individuals.load_representation(folder)
 
 
 def records(votes: RaterVotes) -> list[dict[str, Any]]:

@@ -14,26 +14,13 @@ import pytest
 import typer.main
 from conftest import run
 
+from pluralign import DataError, LoadOptions, PreferenceSet, UsageError, town_hall
 from pluralign.cli.main import app
-from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.experiments import recipes
 from pluralign.experiments import reproduce as reproduction
-from pluralign.experiments.recipes import (
-    HARDWARE,
-    RECIPES,
-    RECORD_FILE,
-    Recipe,
-    ReproduceOptions,
-    experiments,
-    load_hardware,
-    load_recipe,
-)
 from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.learning.backbone import recipe as finetuning
-from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.town_hall import town_hall
 
 STEPS = ["inspect", "fit", "generate", "diversity", "report"]
 TABLE_1 = {
@@ -47,9 +34,9 @@ TABLE_1 = {
 # --- recipes and their commands ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes.RECIPES)
 def test_a_recipe_matches_the_paper(name: str) -> None:
-    recipe = load_recipe(name)
+    recipe = recipes.load_recipe(name)
     paper = recipe.paper
     assert paper is not None
     found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
@@ -64,11 +51,13 @@ def test_a_recipe_matches_the_paper(name: str) -> None:
     assert (finetuning.WARM_UP_SHARE, finetuning.WEIGHT_DECAY) == (0.03, 0.1)
 
 
-@pytest.mark.parametrize("given", [{"encoder": "minilm"}, *({"backbone": "b", "hardware": name} for name in HARDWARE)])
-@pytest.mark.parametrize("name", [*RECIPES, "votes.jsonl"])
+@pytest.mark.parametrize(
+    "given", [{"encoder": "minilm"}, *({"backbone": "b", "hardware": name} for name in recipes.HARDWARE)]
+)
+@pytest.mark.parametrize("name", [*recipes.RECIPES, "votes.jsonl"])
 def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
     """The command line parses every command without running it."""
-    (experiment,) = experiments(name, Path("OUT"), ReproduceOptions(**given), LoadOptions())
+    (experiment,) = recipes.experiments(name, Path("OUT"), recipes.ReproduceOptions(**given), LoadOptions())
     group: Any = typer.main.get_command(app)
     assert [step.name for step in experiment.steps] == STEPS
     for step in experiment.steps:
@@ -81,7 +70,7 @@ def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
         if step.name == "fit":
             assert (values["k"], values["method"], values["variant"]) == ("8", "stagewise", "printed")
             assert values["backbone"] == given.get("backbone")
-            chosen = {} if "encoder" in given else load_hardware(given["hardware"]).finetune
+            chosen = {} if "encoder" in given else recipes.load_hardware(given["hardware"]).finetune
             assert {option: values[option] for option in chosen} == chosen
         if step.name == "generate":
             assert (values["n"], values["limit"]) == (100, 50)
@@ -109,17 +98,17 @@ def test_the_order_of_pairs_is_in_the_command_and_in_its_description() -> None:
 
 
 def test_the_launch_with_fsdp_has_the_settings_of_the_shipped_file(tmp_path: Path) -> None:
-    words = dict(itertools.pairwise(load_hardware("fsdp").launch))
+    words = dict(itertools.pairwise(recipes.load_hardware("fsdp").launch))
     text = (Path(__file__).parents[1] / "configs" / "accelerate_fsdp.yaml").read_text()
     settings = re.findall(r"(?:^  (fsdp_\w+)|^(mixed_precision)): (\w+)$", text, flags=re.M)
     assert len(settings) == 7
     assert all(words[f"--{first or second}"] == value for first, second, value in settings)
     file = tmp_path / "large.toml"  # other hardware comes from a file
     file.write_text('about = "one GPU of 141 GB"\n[finetune]\noptimizer = "soap"\n')
-    assert load_hardware(str(file)).finetune == {"optimizer": "soap"}
+    assert recipes.load_hardware(str(file)).finetune == {"optimizer": "soap"}
     file.write_text("[finetune]\n")
     with pytest.raises(UsageError, match="must be a TOML file with about"):
-        load_hardware(str(file))
+        recipes.load_hardware(str(file))
 
 
 def test_the_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> None:
@@ -143,10 +132,10 @@ def test_the_dry_run_of_all_has_copies_and_prompts(tmp_path: Path) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"pluralign: {tmp_path / 'personalllm'}: there is no such folder; all:FOLDER needs")
-    for name in RECIPES[1:]:
+    for name in recipes.RECIPES[1:]:
         (tmp_path / name).mkdir()
     planned = json.loads(run(*arguments, "--json").stdout)
-    assert list(planned) == list(RECIPES)
+    assert list(planned) == list(recipes.RECIPES)
     for name, one in planned.items():
         inspecting, fitting, sampling = (step["command"] for step in one["steps"][:3])
         assert inspecting[2] == f"{name}:{tmp_path / name}"
@@ -176,16 +165,16 @@ def test_votes_are_compared_with_the_row_of_the_paper() -> None:
         ["a", "b", "b", "c"], ["1", "2", "3", "4"], ["5", "6", "7", "8"], [3, 1, 2, 0], [1, 1, 2, 4], ties=[0, 2, 0, 0],
         columns={"split": np.array(["train", "train", "train", "test"], dtype=object)},
     )  # fmt: skip
-    here = {figure.name: figure.here for figure in compare_table(load_recipe("multipref"), votes)}
+    here = {figure.name: figure.here for figure in compare_table(recipes.load_recipe("multipref"), votes)}
     share = (3 / 4 + 1 / 4 + 2 / 4 + 4 / 4) / 4  # ties in the denominator
     counts = {"training pairs": 3, "training prompts": 2, "test prompts": 1, "annotators per pair": 4.0}
     assert here == counts | {"majority share": share}
-    without = {figure.name: figure for figure in compare_table(load_recipe("helpsteer2"), votes)}
+    without = {figure.name: figure for figure in compare_table(recipes.load_recipe("helpsteer2"), votes)}
     assert without["responses"].here == 8
     assert without["majority share"].here == (3 / 4 + 1 / 2 + 2 / 4 + 4 / 4) / 4
-    close = [figure.name for figure in compare_table(load_recipe("multipref"), votes) if figure.close]
+    close = [figure.name for figure in compare_table(recipes.load_recipe("multipref"), votes) if figure.close]
     assert close == ["annotators per pair", "majority share"]
-    assert all(figure.paper is None and not figure.close for figure in compare_table(load_recipe("own"), votes))
+    assert all(figure.paper is None and not figure.close for figure in compare_table(recipes.load_recipe("own"), votes))
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -206,8 +195,8 @@ def given(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments of ``reproduce`` for a short run on the votes and with the model of a rehearsal."""
     quick = {"limit": 4, "n": 5, "max_new_tokens": 12, "prompts": "held-out"}
 
-    def load(name: str) -> Recipe:
-        recipe = load_recipe(name)
+    def load(name: str) -> recipes.Recipe:
+        recipe = recipes.load_recipe(name)
         return replace(recipe, fit={**recipe.fit, "k": 2}, generate=quick)
 
     monkeypatch.setattr(recipes, "load_recipe", load)
@@ -219,7 +208,7 @@ def test_a_rehearsal_runs_from_votes_to_report(rehearsed: Path) -> None:
     one = json.loads((rehearsed / "printed.json").read_text())["experiments"]["multipref"]
     assert one["skipped"] == []
     assert [stage["k"] for stage in one["history"]] == [1, 2]
-    record = json.loads((rehearsed / RECORD_FILE).read_text())
+    record = json.loads((rehearsed / recipes.RECORD_FILE).read_text())
     assert list(record["results"]) == STEPS
     ensemble = json.loads((rehearsed / "ensemble" / "ensemble.json").read_text())
     assert ensemble["facts"]["baselines"]["floor"]["brier"] == one["floor"]
@@ -259,7 +248,7 @@ def test_a_stopped_run_is_resumed_with_the_same_options_only(given: dict[str, An
     assert done.skipped == ["inspect", "fit"]
     assert json.loads((tmp_path / "ensemble" / "ensemble.json").read_text())["features"]["encoder"] == "none"
     assert done.candidates.lines == 1
-    (tmp_path / RECORD_FILE).write_text("{")
+    (tmp_path / recipes.RECORD_FILE).write_text("{")
     with pytest.raises(DataError, match=r"reproduce\.json: it cannot be read; use another folder"):
         reproduce(**given, folder=tmp_path, prompts=str(later))
 
@@ -268,8 +257,8 @@ def test_an_ensemble_fitted_by_the_command_is_reused_and_another_one_is_kept(
     given: dict[str, Any], tmp_path: Path
 ) -> None:
     """So ``fit`` can be run separately, on several GPUs."""
-    name, options = given["name"], ReproduceOptions(encoder="none", model=given["model"])
-    (experiment,) = experiments(name, tmp_path, options, LoadOptions())
+    name, options = given["name"], recipes.ReproduceOptions(encoder="none", model=given["model"])
+    (experiment,) = recipes.experiments(name, tmp_path, options, LoadOptions())
     assert run(*experiment.steps[1].command[1:]).returncode == 0
     fitted = (tmp_path / "ensemble" / "ensemble.json").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
@@ -296,7 +285,7 @@ def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "few votes and a tiny model" in done.stdout
     assert "matches the paper" not in done.stdout
-    assert list(json.loads((out / RECORD_FILE).read_text())["results"]) == STEPS
+    assert list(json.loads((out / recipes.RECORD_FILE).read_text())["results"]) == STEPS
     sample = PreferenceSet.load(out / "rehearsal" / "votes.parquet")
     assert (len(sample), sample.tie_rule) == (120, "half")
     held_out = set(load_held_out(out / "ensemble").preferences.prompts)
@@ -309,13 +298,13 @@ def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsed: Pat
     done = run("reproduce", "all", "--tiny", "-o", rehearsed.parent, "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert list(results["experiments"]) == list(RECIPES)
+    assert list(results["experiments"]) == list(recipes.RECIPES)
     for name, one in results["experiments"].items():
         assert (len(one["history"]), one["candidates"]["lines"]) == (2, 4)
         assert one["skipped"] == (STEPS if name == "multipref" else [])
         assert Path(one["report"]) == rehearsed.parent / name / "report.html"
     for number in (2, 3):
         drawn = (rehearsed.parent / f"figure{number}.svg").read_text()
-        assert all(f"{load_recipe(name).title} (rehearsal)" in drawn for name in RECIPES)
+        assert all(f"{recipes.load_recipe(name).title} (rehearsal)" in drawn for name in recipes.RECIPES)
     floors = [f">floor {one['floor']:.4f}<" for one in results["experiments"].values()]
     assert all(floor in (rehearsed.parent / "figure2.svg").read_text() for floor in floors)

@@ -15,7 +15,7 @@ import pytest
 from conftest import run
 from served import HELLO, TEXTS, Client, Writer, pair, running
 
-from pluralign import PreferenceSet, RewardEnsemble, UsageError, create_app
+from pluralign import PreferenceSet, RemoteOptions, RewardEnsemble, UsageError, create_app
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import FitRecord
 from pluralign.server.app import FiniteJSONResponse
@@ -23,7 +23,6 @@ from pluralign.server.chat import NAMES_SHOWN, REFUSED
 from pluralign.server.limits import Limits
 from pluralign.server.options import ServeOptions
 from pluralign.server.schemas import ChatRequest, Turn
-from pluralign.text.options import RemoteOptions
 from pluralign.theory.social_choice import borda, pairwise_support
 from pluralign.votes.prompts import Message
 
@@ -206,19 +205,19 @@ def test_the_openai_client_sees_refused_and_ignored_fields(client: Client) -> No
     assert answer.pluralign["ignored"] == ["frequency_penalty"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "ignored"),
-    [
-        ("/v1/compare", {"pairs": [pair(id=3)], "model": "town"}, "model, pairs.id"),
-        ("/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes.", "id": 3}]}, "texts.id"),
-        ("/v1/explain", pair(id=3), "id"),
-        ("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS, "best_of": 2}, "best_of"),
-        ("/v1/steer", {"choices": [pair(chosen="a", id=3)]}, "choices.id"),
-        ("/rerank", {"query": "Tea?", "texts": TEXTS, "truncate": True}, "truncate"),
-        ("/v2/rerank", {"query": "Tea?", "documents": TEXTS, "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
-        ("/get_reward", {"query": TEXTS, "labels": ["x"]}, "labels"),
-    ],
-)
+ROUTES: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/compare", {"pairs": [pair(id=3)], "model": "town"}, "model, pairs.id"),
+    ("/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes.", "id": 3}]}, "texts.id"),
+    ("/v1/explain", pair(id=3), "id"),
+    ("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS, "best_of": 2}, "best_of"),
+    ("/v1/steer", {"choices": [pair(chosen="a", id=3)]}, "choices.id"),
+    ("/rerank", {"query": "Tea?", "texts": TEXTS, "truncate": True}, "truncate"),
+    ("/v2/rerank", {"query": "Tea?", "documents": TEXTS, "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
+    ("/get_reward", {"query": TEXTS, "labels": ["x"]}, "labels"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "ignored"), ROUTES)
 def test_every_route_names_ignored_fields(client: Client, path: str, body: dict[str, Any], ignored: str) -> None:
     status, headers, content = client.send(path, body)
     assert status == 200, content
@@ -248,10 +247,23 @@ def test_stop_cuts_candidates_before_members_choose(ensemble: RewardEnsemble, st
         assert ". " not in reply.choices[0].message.content.partition("\n\n")[2].split("\n\n")[0]
 
 
-@pytest.mark.parametrize("name", [" ", " a", "a ", "b" * 59 + " c"])
-def test_spaces_in_field_names_do_not_break_the_response(client: Client, name: str) -> None:
-    status, headers, _ = client.send("/v1/compare", {"pairs": [pair()], name: 1})
-    assert (status, headers["pluralign-ignored"]) == (200, name.replace(" ", "\\x20")[:60])
+NAMES = ["", " ", " a", "b" * 59 + " c", *map(chr, [*range(0x110), 0x2028, 0x202E, 0xFFFE, 0x10FFFF])]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT_PATH, CHAT), *(route[:2] for route in ROUTES)])
+def test_no_field_name_breaks_a_response(client: Client, path: str, body: dict[str, Any]) -> None:
+    for start in range(0, len(NAMES), NAMES_SHOWN - 2):
+        names = NAMES[start : start + NAMES_SHOWN - 2]
+        for ordered in (names, names[::-1]):  # each at the end of the header, too
+            status, headers, _ = client.send(path, body | dict.fromkeys(ordered, 1))
+            assert status == 200
+            ignored = headers["pluralign-ignored"]
+            assert ignored.isascii()
+            assert ignored.isprintable()
+            assert len(ignored.split(", ")) >= len(names) - 2  # "n" is a field of chats
+    status, headers, _ = client.send(path, body | {"": 1})
+    assert (status, '""' in headers["pluralign-ignored"].split(", ")) == (200, True)
+    assert client.error(path, body | {"\ud800": 1})[0] == 422
 
 
 def test_stop_that_leaves_nothing_gets_a_400(client: Client) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import optimality_gap
 
-from pluralign.theory.simplex import optimality_gap, simplex_least_squares, weights_and_undecided
+from pluralign.theory.simplex import simplex_least_squares, weights_and_undecided
 
 
 def votes_and_target(seed: int, n: int = 60, k: int = 4) -> tuple[np.ndarray, np.ndarray]:

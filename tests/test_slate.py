@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from served import Writer
 
-from pluralign import PreferenceSet, answer, town_hall
+from pluralign import PreferenceSet, RewardEnsemble, answer, town_hall
 from pluralign.answering import gate as gates
 from pluralign.answering.answer import DRAFTS, choose
 from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
@@ -22,9 +22,7 @@ from pluralign.answering.slate import NO_MAJORITY, NO_MAJORITY_BY_RULE, instruct
 from pluralign.answering.slate import consensus as consensus_of
 from pluralign.answering.slate import slate as slate_of
 from pluralign.cli.render.answers import answer_page
-from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.text.encoders import default_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, default_encoder
 from pluralign.theory.calibration import policy_prob, with_undecided
 from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import candidates_of

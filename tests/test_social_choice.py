@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.theory.calibration import ensemble_prob, policy_prob, votes_from_rewards, with_undecided
-from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import (
     RULES,
     FirstChoiceShares,
@@ -157,10 +156,15 @@ def test_shares_are_a_distribution_and_a_constant_added_to_a_reward_changes_noth
     assert np.allclose(top_twos(moved, weights, beta, u), pairs, atol=1e-9)
 
 
+def test_weight_goes_to_top_choices_and_ties_split_it() -> None:
+    rewards = [[1.0, 5.0], [1.0, 2.0], [0.0, 1.0]]
+    np.testing.assert_allclose(first_choices(rewards, [0.6, 0.4]), [0.7, 0.3, 0.0])
+
+
 @given(SEEDS)
 def test_small_temperatures_approach_the_favourites(seed: int) -> None:
     rewards, weights = members(seed)
-    assert np.allclose(first_choices(rewards, weights), weight_on_tops(rewards, weights))
+    assert np.allclose(first_choices(rewards, weights, 1e-7), first_choices(rewards, weights), atol=1e-6)
     assert np.allclose(top_twos(rewards, weights, 1e-7), top_twos(rewards, weights), atol=1e-6)
 
 

@@ -6,26 +6,9 @@ import numpy as np
 import pytest
 from served import Writer
 
-from pluralign import PreferenceSet, answer
+from pluralign import PreferenceSet, RewardEnsemble, UsageError, answer
+from pluralign.answering import steering
 from pluralign.answering.request import Voters
-from pluralign.answering.steering import (
-    FITTED_WITHOUT_IDS,
-    JUDGED_PAIRS,
-    Likings,
-    MeaningMatch,
-    ScoredChoices,
-    Steering,
-    _verdict,
-    judged_choices,
-    meaning_posterior,
-    steer_by_choices,
-    steer_by_meaning,
-    steer_by_words,
-    steering_notes,
-    wanted_traits,
-)
-from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.theory.posterior import ChoiceModel
@@ -38,8 +21,8 @@ def cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[Profile]:
     return member_profiles(ensemble.weights, held_out)
 
 
-def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
+def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> steering.Steering:
+    return steering.steer_by_choices(steering.ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
 
 
 def choices_of_member(ensemble: RewardEnsemble, votes: PreferenceSet, member: int) -> PreferenceSet:
@@ -112,27 +95,27 @@ def test_the_pair_to_ask_next_separates_the_likely_members(ensemble: RewardEnsem
 def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:
     lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
     assert max(lengths) > 0
-    assert steer_by_words("long answers", cards).member == np.argmax(lengths)
+    assert steering.steer_by_words("long answers", cards).member == np.argmax(lengths)
     opposite = [replace(card, leans=tuple(replace(lean, own=-lean.own) for lean in card.leans)) for card in cards]
-    assert steer_by_words("brief, please", opposite).member == np.argmax(lengths)
+    assert steering.steer_by_words("brief, please", opposite).member == np.argmax(lengths)
 
 
 def test_negation_reverses_the_wanted_direction() -> None:
-    assert wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
+    assert steering.wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
 
 
 def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profile]) -> None:
     with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
-        steer_by_words("purple", cards)
+        steering.steer_by_words("purple", cards)
     with pytest.raises(UsageError, match="need held-out votes"):
-        steer_by_words("short", [])
+        steering.steer_by_words("short", [])
 
 
 def test_steering_without_rater_ids_notes_that_it_changes_little() -> None:
     people = Voters(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
-    assert steering_notes(people) == (FITTED_WITHOUT_IDS,)
+    assert steering.steering_notes(people) == (steering.FITTED_WITHOUT_IDS,)
     for share, source in ((0.05, "raters"), (0.5, "voices")):
-        assert steering_notes(replace(people, model=ChoiceModel(people=share, source=source))) == ()
+        assert steering.steering_notes(replace(people, model=ChoiceModel(people=share, source=source))) == ()
 
 
 # --- words by their meaning -------------------------------------------------------------------------------------------
@@ -147,16 +130,16 @@ def test_a_description_selects_the_member_that_likes_this_direction() -> None:
     prompts = np.arange(300, dtype=np.int32) // 5
     for member in range(3):
         described = np.vstack([common, np.eye(6)[member]])
-        found = meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
+        found = steering.meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
         assert found.argmax() == member
         assert found.sum() == pytest.approx(1)
     neutral = np.vstack([common, common.mean(axis=0)])
-    assert meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
+    assert steering.meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
 
 
 def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
     people = Voters(np.array([0.5, 0.5]), model=ChoiceModel(people=0.3))
-    found = steer_by_meaning(MeaningMatch(np.array([0.2, 0.8])), people)
+    found = steering.steer_by_meaning(steering.MeaningMatch(np.array([0.2, 0.8])), people)
     assert found.member == 1
     assert found.posterior == pytest.approx((0.06, 0.24))
     assert found.average == pytest.approx(0.7)
@@ -164,7 +147,7 @@ def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
 
 
 def test_hashed_words_have_no_meaning_to_match(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
-    assert Likings.of(ensemble, held_out) is None
+    assert steering.Likings.of(ensemble, held_out) is None
 
 
 def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -181,9 +164,9 @@ def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held
             a, b = ensemble.rewards([(prompt, first), (prompt, second)])[:, member]
             return "Response A." if a > b else "B"
 
-        choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
-        assert len(choices) <= JUDGED_PAIRS
-        found = steer_by_choices(choices, Voters.of(ensemble))
+        choices = steering.judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
+        assert len(choices) <= steering.JUDGED_PAIRS
+        found = steering.steer_by_choices(choices, Voters.of(ensemble))
         assert found.member == member
     assert "what member 1 wants" in asked[0]
 
@@ -201,4 +184,4 @@ def test_a_judge_that_always_says_a_is_refused(ensemble: RewardEnsemble, held_ou
     [("A", "A"), ("Response B.", "B"), ("b", "B"), ("A or B", None), ("", None), ("I am not sure", None)],
 )
 def test_replies_name_exactly_one_response(reply: str, verdict: str | None) -> None:
-    assert _verdict(reply) == verdict
+    assert steering._verdict(reply) == verdict

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from pluralign.core.errors import DataError
 from pluralign.core.json_values import from_json
 from pluralign.text import store
-from pluralign.text.encoders import HashingEncoder, VectorCache, encode, vector_key
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import HashingEncoder, TextFeatures, VectorCache, encode, vector_key
 from pluralign.text.store import SHARD_FORMAT, item_keys, read_features_file, shard_name, shard_table, stored_features
 from pluralign.votes.prompts import Item, Message, text_key
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from benchmark_modules import benchmark
 
-from pluralign import town_hall
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import RewardEnsemble, town_hall
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.calibration import brier
 from pluralign.votes.preferences import texts_of

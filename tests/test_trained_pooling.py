@@ -17,15 +17,12 @@ import torch
 from simulated import numeric_gradient
 from tiny import WORDS, camp_votes, write_sentence_encoder
 
-from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit, load_preferences, load_rater_votes
 from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling, voices
 from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs
-from pluralign.learning.fit import fit
-from pluralign.learning.options import FitOptions
 from pluralign.learning.task import FitTask
 from pluralign.learning.teacher import damping_factor
 from pluralign.learning.trained_pooling import (
@@ -37,21 +34,16 @@ from pluralign.learning.trained_pooling import (
     train_attention,
 )
 from pluralign.learning.voices import FACTORS, RankedTexts, Voices
-from pluralign.measuring.certificate import certify
-from pluralign.measuring.evaluate import evaluate
 from pluralign.publishing.export import describe_reader, export
 from pluralign.publishing.standalone import reward_model
 from pluralign.text import bert
-from pluralign.text.encoders import load_encoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, load_encoder
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attention
 from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.surface import NAMES
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.judgments import Judgments
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.raters import load_rater_votes
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {"k": 2, "pooling": "attention", "surface": False, "layers": "2", "test_fraction": 0.2}

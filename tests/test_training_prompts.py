@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from conftest import run
 
-from pluralign import DataError, RewardEnsemble, evaluate, town_hall
+from pluralign import DataError, PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.ensemble.held_out import load_held_out, score_held_out
 from pluralign.ensemble.record import LeftOut, are_trained, hash_prompts, pairs_to_measure
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
 
 VOTES = town_hall(480).preferences  # the votes of town_folder

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnalyzer
 
-from pluralign import RewardEnsemble
+from pluralign import RewardEnsemble, town_hall
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring import leans as traits
 from pluralign.measuring.cards import member_profiles
 from pluralign.measuring.leans import KEYS, TRAITS, trait_values
-from pluralign.votes.town_hall.town_hall import town_hall
 
 PROMPT = "Should the town build a bridge?"
 MORE_AND_LESS = {

@@ -17,17 +17,14 @@ from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
 from tiny import ENCODER_WORDS as WORDS
 
-from pluralign import evaluate, export, load_preferences
+from pluralign import DataError, PreferenceSet, RewardEnsemble, UsageError, evaluate, export, load_preferences
 from pluralign.core import hub
-from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing.export import keep_outputs
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, head_weights
-from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.slow
 WEIGHTS = [0.5, 0.2, 0.3]

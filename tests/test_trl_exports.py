@@ -11,12 +11,10 @@ import pytest
 from test_classifier import ITEMS, write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble
 
-from pluralign import RewardEnsemble, export
-from pluralign.core.errors import UsageError
+from pluralign import RewardEnsemble, UsageError, export
 from pluralign.ensemble.ensemble import trainer_item
 from pluralign.text.classifier import added_chat_template, model_rewards, reads_of
-from pluralign.text.encoders import HashingEncoder
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import HashingEncoder, TextFeatures
 from pluralign.votes.prompts import Message, Prompt, plain_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_torch_thread")]

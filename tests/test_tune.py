@@ -19,11 +19,10 @@ from rich.console import Console
 from test_remote import Reply, Request, Serve, fails, says, serve  # noqa: F401 - a fixture
 from tiny import WORDS, write_backbone
 
+from pluralign import DataError, RemoteOptions, RewardEnsemble, SamplingOptions, TuneOptions, UsageError, answer
 from pluralign.answering import tune as tune_module
 from pluralign.answering.adapters import Policy, save_adapter
-from pluralign.answering.answer import answer
 from pluralign.answering.generate import sample_distinct
-from pluralign.answering.options import TuneOptions
 from pluralign.answering.policies import (
     AdapterPolicy,
     BaseRecord,
@@ -35,13 +34,10 @@ from pluralign.answering.policies import (
 )
 from pluralign.answering.tune import Tuning, split_prompts, tune
 from pluralign.cli.render.answers import tuning_page
-from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import from_json, to_json
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.causal import LocalModel
-from pluralign.text.features import TextFeatures
-from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.surface import NAMES
 from pluralign.votes.prompts import Message
 

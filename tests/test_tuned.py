@@ -11,19 +11,16 @@ import torch
 from rich.console import Console
 from tiny import camp_votes
 
+from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit
 from pluralign.cli.render.results import encoder_sentence, fit_page
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
 from pluralign.learning import tuned
 from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
 from pluralign.learning.backbone.train import StepCallback
-from pluralign.learning.fit import fit
-from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.task import FitWatcher
 from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -10,26 +10,15 @@ from hypothesis import strategies as st
 from test_ensemble import some_ensemble
 from test_pruning import four_and_a_contrarian, voting
 
-from pluralign import PreferenceSet, certify, town_hall
+from pluralign import PreferenceSet, certify, evaluate, town_hall
 from pluralign.answering.answer import choose
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.measure import cross_fitted, reward_predictor
-from pluralign.measuring.evaluate import evaluate
 from pluralign.measuring.pruning import plan_pruning
-from pluralign.theory import calibration
-from pluralign.theory.guarantees import (
-    distances_to_ensemble,
-    far_distance,
-    keeps_undecided,
-    members_to_keep,
-    outlier_threshold,
-    outlier_weight_bound,
-    paper_size,
-    pruning_bound,
-)
+from pluralign.theory import calibration, guarantees
 from pluralign.theory.posterior import ChoiceModel, choice_probability
 from pluralign.theory.social_choice import RULES, pairwise_support
 
@@ -85,12 +74,16 @@ def test_an_undecided_share_equals_r_and_minus_r_for_any_r_and_a_constant(seed: 
 def test_distances_are_those_of_the_explicit_ensemble(seed: int, u: float) -> None:
     difference, weights, r = random_members(seed)
     full, alpha = with_pair(difference, weights, u, r)
-    explicit = distances_to_ensemble(votes_of(full), alpha)
-    np.testing.assert_allclose(distances_to_ensemble(votes_of(difference), weights, u), explicit[:5], atol=1e-12)
+    explicit = guarantees.distances_to_ensemble(votes_of(full), alpha)
+    np.testing.assert_allclose(
+        guarantees.distances_to_ensemble(votes_of(difference), weights, u), explicit[:5], atol=1e-12
+    )
     assert explicit[5] + explicit[6] == pytest.approx(1.0), "the distance of the pair is ½ on average"
     share = votes_of(full) @ alpha
     assert explicit @ alpha == pytest.approx(np.mean(2 * share * (1 - share)), abs=1e-9)
-    assert far_distance(votes_of(difference), weights, 3.0, u) == pytest.approx(3 * np.minimum(share, 1 - share).mean())
+    assert guarantees.far_distance(votes_of(difference), weights, 3.0, u) == pytest.approx(
+        3 * np.minimum(share, 1 - share).mean()
+    )
 
 
 @given(SEEDS, SHARES, st.floats(2.0, 12.0), st.booleans(), st.floats(0.0, 3.0))
@@ -101,11 +94,11 @@ def test_pruning_keeps_both_guarantees(seed: int, u: float, beta: float, only_fa
     random = np.random.default_rng(seed)
     truth = np.clip(u / 2 + (1 - u) * votes @ weights + 0.1 * random.normal(size=len(votes)), 0, 1)
     before = u / 2 + (1 - u) * (votes @ weights)
-    kept = members_to_keep(votes, weights, beta, only_far=only_far, undecided=u)
-    stays = keeps_undecided(votes, weights, u, beta)
+    kept = guarantees.members_to_keep(votes, weights, beta, only_far=only_far, undecided=u)
+    stays = guarantees.keeps_undecided(votes, weights, u, beta)
     removed = (1 - u) * (1 - weights[kept].sum()) + (0.0 if stays else u)
     if beta > 2.0001 or only_far:
-        assert removed <= outlier_weight_bound(beta) + 1e-9
+        assert removed <= guarantees.outlier_weight_bound(beta) + 1e-9
     rest = weights[kept] * (1 - u)
     total = rest.sum() + (u if stays else 0.0)
     if total < 1e-9:  # a member whose weight is only rounding error
@@ -113,9 +106,9 @@ def test_pruning_keeps_both_guarantees(seed: int, u: float, beta: float, only_fa
     after = (votes[:, kept] @ rest + (u / 2 if stays else 0.0)) / total
     epsilon = float(np.mean((before - truth) ** 2))
     assert np.sqrt(np.mean((after - before) ** 2)) <= removed + 1e-9
-    assert np.mean((after - truth) ** 2) <= pruning_bound(epsilon, beta) + 1e-9
+    assert np.mean((after - truth) ** 2) <= guarantees.pruning_bound(epsilon, beta) + 1e-9
     least = float(np.minimum(truth, 1 - truth).mean())
-    threshold = outlier_threshold(beta, epsilon, least)
+    threshold = guarantees.outlier_threshold(beta, epsilon, least)
     assert (np.asarray(calibration.disagreement(votes[:, kept], truth)) <= threshold + 1e-9).all()
     assert not stays or threshold >= 0.5 - 1e-9, "its disagreement is ½"
 
@@ -158,7 +151,7 @@ def test_a_near_undecided_share_is_kept_and_scaled_like_the_members() -> None:
 def test_certificates_count_two_more_rewards(held_out: HeldOutVotes) -> None:
     ensembles = (replace(some_ensemble(), undecided=u) for u in (0.0, 0.3))
     plain, undecided = (certify(ensemble, held_out, epsilon=0.01, beta=3) for ensemble in ensembles)
-    assert (paper_size(3, 0.0), paper_size(3, 0.3)) == (3, 5)
+    assert (guarantees.paper_size(3, 0.0), guarantees.paper_size(3, 0.3)) == (3, 5)
     assert (plain.k, plain.theorem_2.k, plain.theorem_4.k) == (3, 3, 3)
     assert (undecided.k, undecided.theorem_2.k, undecided.theorem_4.k, undecided.undecided) == (3, 5, 5, 0.3)
     assert undecided.theorem_2.random_error == pytest.approx(plain.theorem_2.random_error * 3 / 5)

@@ -19,8 +19,7 @@ from pluralign.measuring.views import (
     split_prompts,
     telling_phrases,
 )
-from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import CAMP_SHARES, TASTES, TownHall, town_hall
 
 WEIGHTS = np.array(list(CAMP_SHARES.values()))
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pluralign import fit, load_preferences
+from pluralign import RewardEnsemble, fit, load_preferences
 from pluralign.cli.render.results import fit_page
 from pluralign.core.json_values import from_json, to_json
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
 from pluralign.ensemble.record import SINGLE_REWARDS, Evaluation, FirstChoices, FitRecord, JudgmentFigures
 from pluralign.learning.measure import evidence_of_voices, measure, read_ensemble

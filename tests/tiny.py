@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pluralign.votes.load import load_preferences
-from pluralign.votes.preferences import PreferenceSet
+from pluralign import PreferenceSet, load_preferences
 
 ENCODER_WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
 """Vocabulary of the tiny encoders and classifiers."""

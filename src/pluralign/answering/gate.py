@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from pluralign.answering.request import Encode, at_once
 from pluralign.core.arrays import FloatArray
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.encoders import encode as encoded
-from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.candidates import candidates_of

@@ -1,10 +1,10 @@
 """The options of ``tune``, which trains one policy per member."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import check_choices, check_seed
+from pluralign.core.options import check_choices, check_seed, option
 
 PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
 
@@ -16,28 +16,21 @@ MAX_LORA_RANK = 512
 class TuneOptions:
     """How a policy is tuned to a member."""
 
-    method: PolicyMethod = field(
-        default="dpo",
-        metadata={"help": "dpo: train on pairs of the best and worst samples. grpo: train on the reward itself."},
+    method: PolicyMethod = option(
+        "dpo", "dpo: train on pairs of the best and worst samples. grpo: train on the reward itself."
     )
-    beta: float = field(
-        default=0.1, metadata={"help": "KL penalty per nat of KL to the base, in standard deviations of reward."}
-    )
-    steps: int = field(default=100, metadata={"help": "Optimiser steps per member."})
-    batch_size: int = field(default=8, metadata={"help": "Pairs per step (dpo), or prompts per step (grpo)."})
-    samples: int = field(
-        default=8, metadata={"help": "Responses per prompt: from the base, per group of grpo, and in the evaluation."}
-    )
-    lora_rank: int = field(default=16, metadata={"help": "Rank of the LoRA adapters."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; warm-up, then cosine decay."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature, in training and evaluation."})
-    max_new_tokens: int = field(default=128, metadata={"help": "Maximum length of a response, in tokens."})
-    held_out: float = field(default=0.25, metadata={"help": "Share of the prompts held out for the evaluation."})
-    micro_batch: int = field(
-        default=8, metadata={"help": "Maximum responses per forward pass; lower it to save memory."}
-    )
-    limit: int | None = field(default=None, metadata={"help": "Use a random sample of this many prompts."})
-    seed: int = field(default=0, metadata={"help": "Random seed; the same for all members."})
+    beta: float = option(0.1, "KL penalty per nat of KL to the base, in standard deviations of reward.")
+    steps: int = option(100, "Optimiser steps per member.")
+    batch_size: int = option(8, "Pairs per step (dpo), or prompts per step (grpo).")
+    samples: int = option(8, "Responses per prompt: from the base, per group of grpo, and in the evaluation.")
+    lora_rank: int = option(16, "Rank of the LoRA adapters.")
+    learning_rate: float = option(1e-4, "Peak learning rate; warm-up, then cosine decay.")
+    temperature: float = option(1.0, "Sampling temperature, in training and evaluation.")
+    max_new_tokens: int = option(128, "Maximum length of a response, in tokens.")
+    held_out: float = option(0.25, "Share of the prompts held out for the evaluation.")
+    micro_batch: int = option(8, "Maximum responses per forward pass; lower it to save memory.")
+    limit: int | None = option(None, "Use a random sample of this many prompts.")
+    seed: int = option(0, "Random seed; the same for all members.")
 
     def __post_init__(self) -> None:
         check_choices(self, {"method": PolicyMethod})

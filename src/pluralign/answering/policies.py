@@ -23,7 +23,7 @@ from typing import Any
 from pluralign.answering.generate import Sampler
 from pluralign.answering.options import TuneOptions
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -149,14 +149,13 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
     Members whose adapter is missing are left out, so that they are tuned again.
 
     Raises:
-        UsageError: the folder is a file.
-        DataError: the folder holds other files, or policies that were tuned with other settings.
+        UsageError: the folder is a file or holds other files.
+        DataError: it holds policies that were tuned with other settings.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder.")
     if not (folder / MANIFEST_FILE).is_file():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise DataError("the folder holds other files", file=str(folder), remedy="name a new folder")
+        refuse_foreign(folder, MANIFEST_FILE)
         return Manifest(settings)
     manifest = read_manifest(folder)
     if changed := [name for name in settings if manifest.settings.get(name) != settings[name]]:

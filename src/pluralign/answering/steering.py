@@ -21,7 +21,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
 from pluralign.measuring.leans import TRAITS, Lean
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid

@@ -14,7 +14,6 @@ import typer
 from pluralign.answering.options import TuneOptions
 from pluralign.cli.console import output_file, output_folder
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.core.files import atomic_write
 from pluralign.core.options import as_flags, check_seed
 from pluralign.core.version import __version__
 from pluralign.experiments.recipes import ReproduceOptions
@@ -105,12 +104,7 @@ def output_to(what: str, callback: Callable[[Path | None], Path | None] = output
     return typer.Option("--output", "-o", callback=callback, help=what)
 
 
-def _checked_seed(seed: int) -> int:
-    check_seed(seed)
-    return seed
-
-
-Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=check_seed)]
 
 
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------
@@ -179,6 +173,8 @@ def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
 # --- Options of a command in a TOML file: ``--config FILE`` reads them, ``--save-config FILE`` writes those of a run.
 
 
+CONFIG_MARK = "# pluralign "
+"""The start of a file of ``--save-config``."""
 NOT_SAVED = ("json", "overwrite", "save-config")
 """Options about one call of a command. A file may hold the first two; ``--save-config`` leaves them out."""
 
@@ -218,9 +214,9 @@ def read_config(context: typer.Context, file: Path | None) -> None:
     context.default_map = values
 
 
-def write_config(context: typer.Context, file: Path) -> None:
-    """Write the options that the user of a command gave to a TOML file."""
-    lines, tables = [f"# pluralign {__version__}: pluralign {context.command.name} --config {file.name}"], []
+def config_text(context: typer.Context, file: Path) -> bytes:
+    """Return the contents of a TOML file with the options that the user of a command gave."""
+    lines, tables = [f"{CONFIG_MARK}{__version__}: pluralign {context.command.name} --config {file.name}"], []
     for option in context.command.params:
         name, source = _long_name(option), context.get_parameter_source(str(option.name))
         if name in NOT_SAVED or source is None or source.name == "DEFAULT":
@@ -232,11 +228,9 @@ def write_config(context: typer.Context, file: Path) -> None:
         elif value is not None:
             lines.append(f"{name} = {_toml(value)}")
     try:
-        text = "\n".join([*lines, *tables, ""]).encode()
+        return "\n".join([*lines, *tables, ""]).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{file} must be UTF-8, but a name in these options is not.") from None
-    with atomic_write(file) as partial:
-        partial.write_bytes(text)
 
 
 def _long_name(option: Any) -> str:
@@ -276,7 +270,9 @@ Config = Annotated[
 SaveConfig = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write the options of this run to a TOML file for --config, and run.", callback=output_file
+        metavar="FILE",
+        callback=output_file,
+        help="Write the options of this run to a TOML file for --config, at its end.",
     ),
 ]
 

@@ -5,6 +5,7 @@ The command line prints the sentence without a traceback and exits with code 2. 
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 
 
 class PluralignError(Exception):
@@ -31,11 +32,7 @@ class DataError(PluralignError, ValueError):
         self.problem, self.file, self.row, self.remedy = problem, file, row, remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_data_error, (self.problem, self.file, self.row, self.remedy))
-
-
-def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -> DataError:
-    return DataError(problem, file=file, row=row, remedy=remedy)
+        return (partial(DataError, file=self.file, row=self.row, remedy=self.remedy), (self.problem,))
 
 
 class MissingExtraError(PluralignError, ImportError):

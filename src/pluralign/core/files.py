@@ -18,12 +18,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import spelled
 
 if sys.platform != "win32":
     import fcntl
 
 LONGEST_STEM = 180
 """Names with more bytes are hashed in the name of a partial file, so that it fits wherever the target does."""
+MARKED_BYTES = 4096
+"""The part of a file in which ``refuse_foreign`` looks for its mark."""
+REPORT_MARK = '<meta name="generator" content="pluralign">'
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*FULL_DISK, errno.EFBIG, errno.EIO)
 
@@ -167,6 +171,30 @@ def writable_file(path: str | os.PathLike[str]) -> Path:
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise UsageError(f"{path} is {kind}: name another file.")
     return Path(os.path.realpath(path))
+
+
+def refuse_foreign(path: str | os.PathLike[str], *marks: str, overwrite: bool | None = None) -> None:
+    """Raise UsageError if a path holds something that the caller did not write, so that nothing is lost by mistake.
+
+    Args:
+        path: of the output. It may be missing or empty. A folder with nothing but hidden files is empty.
+        marks: the start of a file that the caller writes holds one of them; in a folder one is the start of a name.
+        overwrite: whether to replace anything; None if the user has no such option.
+    """
+    path = Path(path)
+    if overwrite or not path.exists():
+        return
+    if path.is_dir():
+        names = [found.name for found in path.iterdir() if not found.name.startswith(".")]
+        ours, problem = not names or any(name.startswith(marks) for name in names), "holds other files"
+    else:
+        with path.open("rb") as stream:
+            start = stream.read(MARKED_BYTES).decode(errors="replace")
+        ours, problem = not start or any(mark in start for mark in marks), "was not written by this command"
+    if not ours:
+        kind = "folder" if path.is_dir() else "file"
+        remedy = "remove this one" if overwrite is None else f"use {spelled(overwrite=True)}"
+        raise UsageError(f"{path} {problem}; name another {kind}, or {remedy}.")
 
 
 @contextmanager

@@ -4,8 +4,10 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of JSON: what a file holds, or what ``to_json`` returns."""
 Value = TypeVar("Value")
 LARGEST = 1e300
 """Whole numbers above it are no floats."""

@@ -45,12 +45,13 @@ def check_choices(options: Any, choices: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} cannot be {value!r}; {did_you_mean(value, allowed)}.")
 
 
-def check_seed(seed: int) -> None:
-    """Raise UsageError if a seed is negative or does not fit into 64 bits."""
+def check_seed(seed: int) -> int:
+    """Return a seed. Raises UsageError if it is negative or does not fit into 64 bits."""
     if seed < 0:
         raise UsageError(f"seed must not be negative, but it is {max(seed, -LARGEST_SEED)}.")
     if seed > LARGEST_SEED:
         raise UsageError(f"seed must be at most {LARGEST_SEED}.")
+    return seed
 
 
 def changed_options(options: Any) -> list[str]:

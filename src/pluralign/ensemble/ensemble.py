@@ -26,13 +26,11 @@ from pluralign.core.types import Level, Progress
 from pluralign.ensemble import folder as disk
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import NO_PROMPTS, FitRecord, PromptHashes
-from pluralign.text.encoders import Encoder, encode
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import Encoder, TextFeatures, encode
 from pluralign.text.finetuned import KIND, FinetunedFeatures
 from pluralign.theory import calibration
 from pluralign.theory.posterior import ChoiceModel
-from pluralign.votes.items import ItemsLike, as_items, pair_texts
-from pluralign.votes.load import VotesLike
+from pluralign.votes.load import ItemsLike, VotesLike, as_items, pair_texts
 from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, text_key
 
 if TYPE_CHECKING:

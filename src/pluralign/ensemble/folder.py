@@ -19,14 +19,16 @@ from safetensors import SafetensorError
 
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import LARGEST, from_json
-from pluralign.text.features import ENCODER_FOLDER
+from pluralign.core.json_values import LARGEST, JsonObject, from_json
+from pluralign.text.encoders import ENCODER_FOLDER
 from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
 
 ENSEMBLE_FILE = "ensemble.json"
 REPRESENTATION_FILE = "representation.json"
 DESCRIPTIONS_FILE = "descriptions.json"
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
+OWN_NAMES = ("ensemble", "held_out", f"{BACKBONE_FOLDER}-", f"{ENCODER_FOLDER}-")
+"""How the names of the files and folders begin that a save writes before ``ensemble.json``."""
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 4
 REMEDY = "copy the folder again, or fit again"
@@ -41,7 +43,7 @@ Value = TypeVar("Value")
 # --- hashes -----------------------------------------------------------------------------------------------------------
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(values: Mapping[str, Any]) -> JsonObject:
     """Return a JSON object with the hash of its other values, whatever their order and layout.
 
     Example:
@@ -172,7 +174,7 @@ def readable(path: Path, problem: str = "it is damaged", remedy: str = REMEDY) -
         raise DataError(problem, file=str(path), remedy=remedy) from None
 
 
-def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> Value:
+def read_consistently(folder: Path, read: Callable[[JsonObject], Value]) -> Value:
     """Return what ``read`` reads with a description; again if another process replaces the ensemble meanwhile."""
     while True:
         description = read_description(folder)
@@ -211,7 +213,7 @@ def load_beside(folder: Path, name: str, kind: type[Value], remedy: str) -> Valu
         return from_json(kind, value)
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> JsonObject:
     """Return the JSON of an ensemble, after checking its format, its hash and its values."""
     path = folder / ENSEMBLE_FILE
     if folder.is_file():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import Mask
 from pluralign.core.errors import DataError
-from pluralign.core.json_values import from_json, to_json
+from pluralign.core.json_values import JsonObject, from_json, to_json
 from pluralign.core.late import late
 from pluralign.core.text import counted
 from pluralign.core.types import Level
@@ -434,10 +434,10 @@ class FitRecord:
         data = f", {self.data.name}: {self.data.train_pairs:,} training pairs" if self.data else ""
         return f"FitRecord({self.method} k={self.k}, {self.level} level{data})"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""
-        own: dict[str, Any] = {name: value for name, value in to_json(self).items() if value is not None}
-        figures: dict[str, Any] = own.pop("evaluation", {})
+        own: JsonObject = {name: value for name, value in to_json(self).items() if value is not None}
+        figures: JsonObject = own.pop("evaluation", {})
         return own | figures
 
     @classmethod

@@ -12,7 +12,7 @@ from pluralign.answering.answer import Answer, answer
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -27,7 +27,7 @@ from pluralign.measuring.pruning import Pruning, prune
 from pluralign.measuring.rankings import RankingResult, Tournament, rankings
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.publishing.tables import Table, number, pruning_table
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes
@@ -106,7 +106,7 @@ class DemoResult:
         """Return the result of one method, by its name."""
         return next(result for result in self.methods if result.name == name)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the results by the names of their fields, without the ensemble."""
         names = [part.name for part in fields(self) if part.name != "ensemble"]
         return {name: to_json({"value": getattr(self, name)})["value"] for name in names}

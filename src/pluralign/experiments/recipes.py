@@ -4,8 +4,6 @@ A recipe is a file ``recipes/NAME.toml``: one for each of the paper's data sets 
 ``own`` for any other votes, and one for each kind of hardware with the settings of training that depend on it.
 """
 
-# ruff: noqa: RUF009 - ``option`` returns a field of a dataclass
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.json_values import from_json
+from pluralign.core.json_values import JsonObject, from_json
 from pluralign.core.options import as_flags, changed_options, check_choices, check_seed, option, with_changes
 from pluralign.learning.options import Orient
 from pluralign.votes.options import LoadOptions
@@ -175,7 +173,7 @@ class Experiment:
         return load_hardware(self.options.hardware)
 
     @property
-    def fit_options(self) -> dict[str, Any]:
+    def fit_options(self) -> JsonObject:
         """Options of ``fit`` by name; with a backbone, those of fine-tuning too."""
         options = {**self.recipe.fit, "orient": self.options.orient, "seed": self.options.seed}
         if self.options.encoder:
@@ -190,7 +188,7 @@ class Experiment:
         return str(self.folder / "ensemble") if prompts == "held-out" else prompts
 
     @property
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> JsonObject:
         """Options of ``generate`` by name."""
         settings = {name: value for name, value in self.recipe.generate.items() if name != "prompts"}
         own = "smollm2" if self.options.encoder else self.options.backbone or BACKBONE

@@ -18,8 +18,8 @@ from typing import Any
 from pluralign.answering.generate import Generation, generate
 from pluralign.core.checkpoints import changed_inputs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.files import atomic_write
-from pluralign.core.json_values import from_json, to_json
+from pluralign.core.files import atomic_write, refuse_foreign
+from pluralign.core.json_values import JsonObject, from_json, to_json
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import launched_process
 from pluralign.core.types import Progress
@@ -127,6 +127,8 @@ def reproduce(
             f"the members of {todo[0].recipe.title} start from {todo[0].recipe.starts_from}: name one with --backbone, "
             "or frozen features with --encoder; --dry-run shows the commands and --tiny rehearses them."
         )
+    for one in todo:
+        refuse_foreign(one.folder, RECORD_FILE, "rehearsal", "ensemble")  # the commands may have been run before
     try:  # before hours of training, as it may not be installed
         from pluralign.publishing import report
     except ModuleNotFoundError as missing:
@@ -206,7 +208,7 @@ class _StepRunner:
         self._file, self._announce = experiment.folder / RECORD_FILE, announce
         names = ("recipe", "data", "options", "load")
         inputs = {name: to_json(getattr(experiment, name)) for name in names} | {"version": __version__}
-        self.record: dict[str, Any] = {"inputs": inputs, "results": {}, "seconds": {}}
+        self.record: JsonObject = {"inputs": inputs, "results": {}, "seconds": {}}
         self.skipped: list[str] = []
         if self._file.is_file():
             try:

@@ -32,6 +32,8 @@ from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Parts: TypeAlias = dict[str, Any]
+"""The arrays and numbers of a formula, by name, before ``fit_baselines`` makes arrays of all."""
 
 VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
 """Regularisation strengths of the mean–variance baseline to choose from."""
@@ -137,7 +139,7 @@ def fit_baselines(
     """
     fitted: dict[str, Baseline] = {}
 
-    def fit(name: str, make: Callable[[], dict[str, Any]]) -> None:
+    def fit(name: str, make: Callable[[], Parts]) -> None:
         report(name)
         start = time.perf_counter()
         arrays = {part: np.asarray(array) for part, array in make().items()}
@@ -162,13 +164,13 @@ def fit_baselines(
 # --- single rewards ---------------------------------------------------------------------------------------------------
 
 
-def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> Parts:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
     l2 = bt.L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, bt.path_shares(reduced, target))))]
     return {"theta": bt.fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
 
 
-def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> Parts:
     """Fit one reward on damped differences, σ(θ·d̃). Without clear evidence for damping it is plain soft BT.
 
     Damping starts at c = 0 with the regularisation of soft BT. Each larger c, with its best regularisation on
@@ -209,7 +211,7 @@ def _temperature(
     return shares[row], float(TEMPERATURES[column])
 
 
-def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> Parts:
     """Add an undecided share to damped soft BT: u/2 + (1 − u) σ(θ·d̃/T), with u and T chosen on validation prompts.
 
     An ensemble has an undecided share too. What that alone gains is no evidence of distinct voices.
@@ -225,7 +227,7 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[s
     return {**damped, "undecided": u, "temperature": temperature}
 
 
-def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
+def fit_pair(pairs: Pairs, theta: FloatArray) -> Parts:
     """Weight a reward and its opposite, {r, −r}, in the best way; p̂ takes two values."""
     both = np.column_stack([theta, -theta])
     return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
@@ -234,7 +236,7 @@ def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
 # --- several rewards --------------------------------------------------------------------------------------------------
 
 
-def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> dict[str, Any]:
+def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> Parts:
     """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way.
 
     Validation prompts choose the regularisation: that of soft BT, or a tenth or a hundredth of it.
@@ -263,9 +265,7 @@ def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask
     return {"theta": theta, "weights": weights, "l2": l2}
 
 
-def _fit_mixture(
-    pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int
-) -> dict[str, Any]:
+def _fit_mixture(pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int) -> Parts:
     """Fit a mixture of k Bradley–Terry models by EM, with the best damping and regularisation on validation prompts.
 
     It is fitted in the leading directions. It tries the damping and the regularisation of both single rewards, and
@@ -298,7 +298,7 @@ def _fit_mixture(
 # --- Thurstone's model with a mean and a variance per text ------------------------------------------------------------
 
 
-def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> Parts:
     """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
 
     It is fitted in the leading directions. The regularisation strength is chosen on the validation prompts of
@@ -316,7 +316,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
         solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
         return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
 
-    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
+    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> Parts:
         return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": np.asarray(offset)}
 
     def shares_of(fold: Mask) -> Iterator[FloatArray]:

@@ -33,7 +33,7 @@ from pluralign.learning.frozen import encoded_texts, fit_members
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace
 from pluralign.learning.tuned import fit_tuned
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import AUTO
 from pluralign.text.store import read_features_file
 from pluralign.votes.load import VotesLike, as_preferences

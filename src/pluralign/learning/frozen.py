@@ -36,7 +36,7 @@ from pluralign.learning.task import FitTask, Fitted, LearningData
 from pluralign.learning.teacher import TrainedTeacher
 from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration

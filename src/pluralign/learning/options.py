@@ -4,8 +4,6 @@ The classes check values. ``check_applies`` checks combinations: an option that 
 error. An option with its default value is never one, so stating a default equals leaving it out.
 """
 
-# ruff: noqa: RUF009 - ``option`` returns a field of a dataclass
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,15 +18,16 @@ import numpy as np
 from pluralign.core.arrays import Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import refuse_foreign
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_folds
 from pluralign.learning.teacher import TrainedTeacher
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.theory import calibration
 from pluralign.theory.intervals import clustered_interval
@@ -294,7 +295,10 @@ def refuse_to_replace(
         options: all its decisive options by name, also those of fine-tuning, and whether it has ``raters``.
         overwrite: allow it.
     """
-    if overwrite or folder is None or not (Path(folder) / ENSEMBLE_FILE).is_file():
+    if folder is None:
+        return
+    refuse_foreign(folder, *OWN_NAMES, overwrite=overwrite)
+    if overwrite or not (Path(folder) / ENSEMBLE_FILE).is_file():
         return
     remedy = "name another folder, or use --overwrite."
     try:

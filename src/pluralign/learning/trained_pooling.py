@@ -39,7 +39,7 @@ from pluralign.learning.teacher import Teacher, damping_factor, fit_teacher, tra
 from pluralign.learning.tuned import Candidate, Judged, TunedTask, compare, validated_voices
 from pluralign.learning.voices import RankedTexts, Voices
 from pluralign.text import surface
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.loading import copy_model, is_sentence_encoder, read_config
 from pluralign.text.options import is_decoder, middle_layer
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool

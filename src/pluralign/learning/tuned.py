@@ -49,7 +49,7 @@ from pluralign.learning.task import (
     decisive_options,
 )
 from pluralign.learning.voices import STARTS, RankedTexts, Voices, VoicesSearch, fit_voices, mean_of
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference

@@ -7,13 +7,12 @@ prompts. This file decides when a member stands for a camp: see ``CampResult.mem
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, first_columns, hard_votes
@@ -55,7 +54,7 @@ class CampResult:
         """
         return self.closest if self.gain.low > 0 else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the result with the member that stands for the camp."""
         return {**to_json(self), "member": self.member}
 
@@ -119,7 +118,7 @@ class CampStudy:
             yield f"No member stands for these camps (agreement of the closest member): {names}."
         yield self.people.sentence()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the study as plain values."""
         return {**to_json(self), "represented": self.represented}
 

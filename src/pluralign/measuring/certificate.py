@@ -8,12 +8,11 @@ docs/how-to/certify.md explains how to read a certificate.
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
@@ -86,7 +85,7 @@ class OutlierControl(Statement):
     """Whether pruning keeps the undecided share."""
     constant_half: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the figures of the statement and of the pruning beside each other."""
         own = to_json(self)
         return own.pop("pruning") | own  # type: ignore[no-any-return]

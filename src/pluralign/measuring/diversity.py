@@ -19,6 +19,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
 from pluralign.theory import kendall
+from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import Candidates, CandidatesLike, candidates_of, load_candidates, rows_by_prompt
 
 MIN_RESPONSES = 3
@@ -183,7 +184,7 @@ def measure_diversity(
     used = weights > NEGLIGIBLE_WEIGHT
     distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in ranked]
     at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in ranked]
-    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in ranked]
+    popular = [float(first_choices(of_prompt, weights).max()) for of_prompt in ranked]
 
     def member_pairs(pairs: list[tuple[int, int]]) -> list[MemberPair]:
         return [MemberPair((i, j), float(taus.tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]

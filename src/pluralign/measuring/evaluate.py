@@ -30,7 +30,7 @@ from pluralign.measuring.individuals import Representation, represent
 from pluralign.measuring.personas import Personas
 from pluralign.measuring.predictors import Source, find_predictor, load_predictor
 from pluralign.text.causal import response_log_prob
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.judge import JudgeUsage
 from pluralign.text.loading import model_folder
 from pluralign.text.store import stored_features

@@ -9,16 +9,16 @@ import math
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.json_values import to_json
+from pluralign.core.files import refuse_foreign
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, held_out_votes
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.learning.measure import evaluate_features
@@ -74,7 +74,7 @@ class Pruning:
     outliers_before: list[int]
     outliers_after: list[int]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
         own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
         after = {"k": self.ensemble.k, "weights": self.ensemble.weights, "undecided": self.ensemble.undecided}
@@ -143,6 +143,7 @@ def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], 
     """Raise UsageError if a pruned ensemble would replace the original, or an ensemble that is no pruning of it."""
     if str(source) and Path(folder).resolve() == Path(source).resolve():
         raise UsageError(f"{folder} holds the original ensemble: name another folder for the pruned one.")
+    refuse_foreign(folder, *OWN_NAMES, overwrite=overwrite)
     if overwrite or not (Path(folder) / ENSEMBLE_FILE).is_file():
         return
     try:

@@ -5,10 +5,9 @@ This module decides what belongs in a report. ``publishing.report`` lays it out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from pluralign.core.errors import UsageError
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
@@ -62,7 +61,7 @@ class ReportData:
         """Why some members have no name; empty if all have one."""
         return unnamed_reason(self.profiles, self.votes.prompts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""
         others = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "record"}
         return {"facts": self.record.to_json(), **to_json(others)}

@@ -20,7 +20,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import atomic_folder
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.text import counted
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -32,8 +32,7 @@ from pluralign.measuring.cards import member_name, member_profiles
 from pluralign.publishing.card import Kind, ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.text import classifier, loading
-from pluralign.text.encoders import HashingEncoder
-from pluralign.text.features import ENCODER_FOLDER, TextFeatures
+from pluralign.text.encoders import ENCODER_FOLDER, HashingEncoder, TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -111,7 +110,7 @@ def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
             raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
 
 
-def index_of(card: ModelCard, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def index_of(card: ModelCard, groups: Mapping[str, Sequence[int]]) -> JsonObject:
     """Return the index of an export: base, names and figures, and the members in each subfolder."""
     rows = [asdict(card.rows[j]) | {"folder": part} for part, chosen in groups.items() for j in chosen]
     about = {"format": "pluralign-export", "pluralign": __version__, "base": card.base}
@@ -216,9 +215,9 @@ def published_record(record: FitRecord) -> FitRecord:
     return FitRecord.from_json(without_path(record.to_json()))
 
 
-def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
+def describe_reader(features: TextFeatures, encoder: Any) -> JsonObject:
     """Return what the script must know to compute the features of a text."""
-    reader: dict[str, Any] = {"kind": "none", "surface": features.surface}
+    reader: JsonObject = {"kind": "none", "surface": features.surface}
     if isinstance(encoder, HashingEncoder):
         return reader | {"kind": "hashing", "dimension": encoder.dimension}
     if not isinstance(encoder, ModelEncoder):
@@ -260,7 +259,7 @@ def script_text() -> str:
 Precision = Literal["float32", "bfloat16", "float16"]
 
 RAW_SCORES = {"activation_fn": "torch.nn.modules.linear.Identity"}
-CROSS_ENCODER_FILES: dict[str, Any] = {
+CROSS_ENCODER_FILES: JsonObject = {
     "modules.json": [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
     ],

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from pluralign.core.errors import UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation
 from pluralign.ensemble.record import Evaluation, FitRecord
@@ -41,6 +41,8 @@ ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"
 COLOURS = {"ink": INK, "muted": MUTED, "grid": GRID, "ensemble": ENSEMBLE, "rival": RIVAL, "floor": FLOOR, "band": BAND}
 HEAT = LinearSegmentedColormap.from_list("heat", ["#c4601c", "#f6f4f0", "#2e6cd8"])
 """Colours from the least to the most similar in heat maps, the same on light and dark pages."""
+MARK = {"Creator": "pluralign"}
+"""In the files that ``save_figures`` writes."""
 STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "font.family": "DejaVu Sans",
@@ -369,8 +371,10 @@ def as_svg(drawing: Figure, title: str) -> str:
 def save_figures(drawings: Mapping[str, Figure], folder: str | os.PathLike[str]) -> list[Path]:
     """Write each drawing as NAME.png and NAME.svg, and return the paths."""
     paths = {Path(folder) / f"{name}.{kind}": drawing for name, drawing in drawings.items() for kind in ("png", "svg")}
+    for path in paths:
+        refuse_foreign(path, *MARK.values())
     for path, drawing in paths.items():
         with atomic_write(path) as partial, rc_context(STYLE):
-            metadata = {"Date": None} if path.suffix == ".svg" else None
+            metadata = {"Date": None, **MARK} if path.suffix == ".svg" else MARK
             drawing.savefig(partial, format=path.suffix[1:], dpi=160, metadata=metadata)
     return list(paths)

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pluralign.core.files import atomic_write
+from pluralign.core.files import REPORT_MARK, atomic_write, refuse_foreign
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
@@ -73,6 +73,7 @@ def report(
         commands: the commands that reproduce the report, each as a list of words.
         progress: called while texts are encoded.
     """
+    refuse_foreign(output, REPORT_MARK)
     options, (loaded, held_out) = options or ReportOptions(), held_out_votes(ensemble, votes, progress=progress)
     folder = None if isinstance(ensemble, RewardEnsemble) else ensemble
     evaluation = None if votes is None else evaluate_held_out(loaded, held_out, options.seed)

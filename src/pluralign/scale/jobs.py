@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
@@ -35,7 +35,7 @@ from pluralign.scale.lines import Lines, ScoredLine, score_lines
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray import run_with_ray
 from pluralign.scale.shards import Plan, Texts, Worker
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import EncodeOptions
 from pluralign.text.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, shard_name
 from pluralign.votes.load import VotesLike, as_preferences
@@ -223,6 +223,7 @@ def run_job(
         progress: called with the number of shards done and the total.
     """
     started, description = time.perf_counter(), job.folder / job.description_file
+    refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
     before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
     found = shards.read_json(Described, description)
     _check_settings(job, found.settings)

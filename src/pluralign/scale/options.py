@@ -13,7 +13,7 @@ Engine: TypeAlias = Literal["local", "ray"]
 class EngineOptions:
     """Where the shards of a large job run."""
 
-    engine: Engine = field(default="local", metadata={"help": "Run in this process (local) or on a Ray cluster (ray)."})
+    engine: Engine = option("local", "Run in this process (local) or on a Ray cluster (ray).")
     workers: int | None = option(None, "Ray: number of workers (default: as many as the cluster has room for).")
     worker_cpus: int = option(1, "Ray: CPUs, and threads, per worker.")
     worker_gpus: float = option(0.0, "Ray: GPUs per worker; with 0.5, two workers share one.")

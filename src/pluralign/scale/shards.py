@@ -27,8 +27,7 @@ from pluralign.core.json_values import Value, from_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale.lines import read_item
-from pluralign.text import encoders
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, encode
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records
@@ -157,7 +156,7 @@ def encoding(features: Mapping[str, Any]) -> Transform:
     def transform(_: pa.Table, items: Sequence[Item]) -> pa.Table:
         if not items:
             return shard_table([], np.empty((0, 1), np.float32))
-        return shard_table(items, encoders.encode(items, encoder, surface=chosen.surface, cache=False))
+        return shard_table(items, encode(items, encoder, surface=chosen.surface, cache=False))
 
     return transform
 

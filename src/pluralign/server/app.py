@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from pluralign.answering.answer import Answerer
 from pluralign.answering.request import MODES
 from pluralign.core.errors import PluralignError
-from pluralign.core.json_values import to_json
+from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.options import with_changes
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -63,7 +63,7 @@ def allow_null_numbers(description: Mapping[str, Any], root: str) -> None:
                     waiting.append(str(part["$ref"]).rpartition("/")[2])
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+def _parts(schema: Any) -> Iterator[JsonObject]:
     """Yield a schema and all schemas inside it."""
     if isinstance(schema, dict):
         yield schema

@@ -256,7 +256,7 @@ def _unsupported(part: schemas.Body, path: str) -> Iterator[str]:
     refused = REFUSED.get(type(part), {})
     for name, value in (part.model_extra or {}).items():
         # Names come from the client: escaped, they fit into UTF-8 and into a header, which may not end with a space.
-        full = path + name.encode("unicode_escape").decode().replace(" ", "\\x20")[:NAME_LENGTH]
+        full = path + (name.encode("unicode_escape").decode().replace(" ", "\\x20")[:NAME_LENGTH] or '""')
         rule = refused.get(name)
         if rule is None:
             if value:

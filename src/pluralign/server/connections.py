@@ -2,8 +2,9 @@
 
 uvicorn has no timeout for headers. ``GuardedProtocol`` closes a connection whose headers do not arrive in time; the
 middleware has the timeouts of bodies. At the limit of connections, a new one takes the place of the one whose request
-has been incomplete for longest. The limit stays below the number of files that the process may open, so the server can
-always accept. The bodies that are still arriving also share a limit of memory.
+has been incomplete for longest. A connection that sends many requests without waiting for responses is closed. The
+limit of connections stays below the number of files that the process may open, so the server can always accept. The
+bodies that are still arriving also share a limit of memory.
 """
 
 import asyncio
@@ -66,6 +67,8 @@ class GuardedProtocol(H11Protocol):
         self.guard = guard
         self.buffered = 0
         """Bytes of a body that is still arriving."""
+        self.pipelined = 0
+        """Requests that arrived before the response to the one before was complete."""
         self._awaited: Literal["headers", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -97,8 +100,11 @@ class GuardedProtocol(H11Protocol):
         self._refuse(ApiError(400, message, code="not_http"))
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request, or start one that has arrived. After too many of these it is the last one."""
+        self.pipelined += bool(self.conn.trailing_data[0])
         super().on_response_complete()
+        if self.pipelined >= self.guard.limits.pipelined and self.cycle is not None:
+            self.headers.append((b"connection", b"close"))  # as if the client had asked for it
         self._update()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -40,6 +40,8 @@ class Limits:
     """At most this many times ``body_bytes`` are read and discarded."""
     header_seconds: float = 10.0
     """Maximum time for a request to arrive, up to its body; slower connections are closed."""
+    pipelined: int = 4
+    """Requests of one connection that may arrive before the response to the one before; then it is closed."""
     connections: int = 1000
     """Maximum open connections; a new one replaces the one whose request has been incomplete for longest."""
     requests: int = 512

@@ -19,13 +19,13 @@ from safetensors import safe_open
 from pluralign.core.arrays import FloatArray, Vectors
 from pluralign.core.errors import DataError
 from pluralign.core.files import file_sha256, link_folder
-from pluralign.core.json_values import from_json
+from pluralign.core.json_values import JsonObject, from_json
 from pluralign.core.types import Method, Progress
 from pluralign.text import loading
 from pluralign.text.classifier import TRUNCATION, classifier_head, classifier_rewards, remove_head, use_float32_head
 from pluralign.text.encoders import encode
 from pluralign.text.options import ChosenPrecision
-from pluralign.votes.items import ItemsLike, as_items
+from pluralign.votes.load import ItemsLike, as_items
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
@@ -83,7 +83,7 @@ class FinetunedFeatures:
         models = _models_of(self)
         return [Backbone(*one, models) for one in zip(model_folders(self), self.identity, strict=True)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return these features as an ensemble's JSON holds them."""
         absent = ["folder", *([] if self.revision else ["revision"])]
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}

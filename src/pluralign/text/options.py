@@ -1,7 +1,7 @@
 """Options of frozen text features, shared by ``fit`` and ``encode``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -116,10 +116,8 @@ class EncodeOptions:
         "Layers to pool and concatenate, for instance 0,2,4,6 (0: embeddings). auto: four evenly spaced "
         "layers of an encoder, or the layer at two thirds of a decoder. last: the model's own vector.",
     )
-    pooling: Pooling = field(default="mean", metadata={"help": "Pooling of layers: mean over tokens, or last token."})
-    precision: Precision = field(
-        default="float32", metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."}
-    )
+    pooling: Pooling = option("mean", "Pooling of layers: mean over tokens, or last token.")
+    precision: Precision = option("float32", "Precision of the encoder. auto: bfloat16 on GPUs that support it.")
     surface: bool = option(True, "Append surface features: lengths, punctuation, structure.")
 
     def __post_init__(self) -> None:

@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
-from pluralign.core.json_values import from_json
+from pluralign.core.json_values import JsonObject, from_json
 from pluralign.core.text import one_line
-from pluralign.text.encoders import vector_key
-from pluralign.text.features import TextFeatures
+from pluralign.text.encoders import TextFeatures, vector_key
 from pluralign.text.options import Pooling, Precision
 from pluralign.votes.prompts import Item, text_key
 
@@ -56,7 +55,7 @@ class FeaturesFile:
     """Settings of the job that wrote the features: see ``scale.jobs.Job``."""
     format_version: int = FORMAT_VERSION
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON object of the file."""
         return {"format": FORMAT, **vars(self), "settings": dict(self.settings)}
 

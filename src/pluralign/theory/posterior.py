@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, logsumexp, softmax
+from scipy.special import entr, gammaln, logsumexp, softmax, xlogy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import sigmoid
@@ -283,12 +283,8 @@ def information_gain(chance: FloatArray, posterior: FloatArray) -> FloatArray:
     """
     share = posterior.sum(axis=1)
     given = np.einsum("nht,ht->nh", chance, posterior / np.maximum(share, 1e-300)[:, None])
-    return np.asarray(np.maximum(_entropy(given @ share) - _entropy(given) @ share, 0.0))
-
-
-def _entropy(chance: FloatArray) -> FloatArray:
-    q = np.clip(chance, 1e-300, 1 - 1e-16)
-    return np.asarray(-(q * np.log(q) + (1 - q) * np.log1p(-q)))
+    entropy = [entr(q) + entr(1 - q) for q in (given @ share, given)]
+    return np.asarray(np.maximum(entropy[0] - entropy[1] @ share, 0.0))
 
 
 def most_informative(chance: FloatArray, weights: FloatArray, prompts: npt.ArrayLike, n: int) -> list[int]:
@@ -332,5 +328,4 @@ def most_informative(chance: FloatArray, weights: FloatArray, prompts: npt.Array
 def _information(likelihood: FloatArray, weights: FloatArray) -> FloatArray:
     """I(J; C) from P(sequence of choices | member), ``(n, n_sequences, k)``."""
     total = likelihood @ weights
-    given_member = np.where(likelihood > 0, likelihood * np.log(np.maximum(likelihood, 1e-300)), 0.0) @ weights
-    return np.asarray(given_member.sum(axis=1) - (total * np.log(np.maximum(total, 1e-300))).sum(axis=1))
+    return np.asarray((xlogy(likelihood, likelihood) @ weights).sum(axis=1) - xlogy(total, total).sum(axis=1))

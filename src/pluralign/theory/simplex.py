@@ -79,17 +79,3 @@ def weights_and_undecided(
     if decided <= 0.0:
         return np.full(v.shape[1], 1 / v.shape[1]), 1.0
     return solution[:-1] / decided, float(solution[-1])
-
-
-def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
-    """Compute the Frank–Wolfe gap, an upper bound on f(a) - min f that is 0 exactly at the optimum.
-
-    gap = max over the simplex of  grad f(a)'(a - b) = grad'a - min_j grad_j,  for f(a) = mean (V a - p)^2.
-
-    Example:
-        >>> optimality_gap([[1.0, 0.0], [0.0, 1.0]], [0.75, 0.25], [0.75, 0.25])
-        0.0
-    """
-    v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
-    gradient = 2 * v.T @ (v @ a - p) / len(p)
-    return float(gradient @ a - gradient.min())

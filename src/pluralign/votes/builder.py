@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.core.options import ON_COMMAND_LINE, spelled
+from pluralign.core.text import counted
 from pluralign.votes.columns import is_person_column, names_people
 from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import LoadOptions
@@ -88,6 +89,7 @@ class Comparisons:
         self._columns: dict[str, list[Any]] = {}
         self._left_out: dict[str, list[str]] = {"ids": [], "varying": []}
         self._words: dict[str, str] = {}
+        self._with_repeats = 0
 
     def add(
         self,
@@ -127,6 +129,8 @@ class Comparisons:
     ) -> None:
         """Add every pair of ``responses``. Each rater votes for the response with the higher score; equal scores tie.
 
+        A text that is given twice is one response, with its best score of each rater.
+
         Args:
             row: row number in the file.
             prompt: the prompt.
@@ -140,15 +144,20 @@ class Comparisons:
             have = "only one response" if responses else "no response"
             raise RowError("a single response", f"the prompt has {have}", "give at least two responses")
         self._check_others(annotator, columns or {})
-        ids = np.array([self._responses.setdefault(text, len(self._responses)) for text in responses])
-        first, second = np.triu_indices(len(responses), k=1)
-        same = ids[first] == ids[second]
-        first, second = first[~same], second[~same]
-        counted = []
+        if len(texts := {text: position for position, text in enumerate(dict.fromkeys(responses))}) < len(responses):
+            best = np.full((len(texts), scores.shape[1]), np.nan)
+            np.fmax.at(best, [texts[text] for text in responses], scores)
+            scores, self._with_repeats = best, self._with_repeats + (len(texts) > 1)
+        if len(texts) < 2:
+            self.bad.count("identical responses")
+            return
+        ids = np.array([self._responses.setdefault(text, len(self._responses)) for text in texts])
+        first, second = np.triu_indices(len(texts), k=1)
+        votes = []
         for rows in np.array_split(np.arange(len(first)), 1 + len(first) * scores.shape[1] // VOTES_AT_ONCE):
             one, other = scores[first[rows]], scores[second[rows]]
-            counted.append([(one > other).sum(axis=1), (one < other).sum(axis=1), (one == other).sum(axis=1)])
-        votes_a, votes_b, ties = (np.concatenate(parts) for parts in zip(*counted, strict=True))
+            votes.append([(one > other).sum(axis=1), (one < other).sum(axis=1), (one == other).sum(axis=1)])
+        votes_a, votes_b, ties = (np.concatenate(parts) for parts in zip(*votes, strict=True))
         if judged_only:
             judged = votes_a + votes_b + ties > 0
             first, second, votes_a, votes_b, ties = (x[judged] for x in (first, second, votes_a, votes_b, ties))
@@ -161,8 +170,6 @@ class Comparisons:
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
         self._annotators.extend([annotator] * n)
         self._keep(columns or {}, n)
-        if same.any():  # raised last, so that skipping bad rows drops only these pairs
-            raise RowError("identical responses", "two of the responses are the same text", "give each response once")
 
     def _rank(self, prompt: int, ids: IntArray, scores: FloatArray) -> None:
         """Keep what raters say about responses whose pairs are the next rows; ``scores`` are ``(m, n_raters)``."""
@@ -336,14 +343,17 @@ class Comparisons:
         """Return the pairs with enough votes, and which of the merged pairs they are."""
         least = max(1, min_votes if options.min_votes is None else options.min_votes)
         numbers, bad, dropped = merged.numbers, self.bad, self._dropped
-        counted = numbers["votes_a"] + numbers["votes_b"] + (numbers["ties"] if options.ties == "half" else 0)
-        few = counted < least
+        if self._with_repeats:
+            rows = counted(self._with_repeats, "row")
+            logger.warning("%s: a response is given twice in %s; its best place or score counts", bad.file, rows)
+        n_votes = numbers["votes_a"] + numbers["votes_b"] + (numbers["ties"] if options.ties == "half" else 0)
+        few = n_votes < least
         if drop_few and few.any():
             kind = f"pairs with fewer than {least} votes" if least > 1 else "pairs without a vote"
             dropped[kind] = int(few.sum())
         elif not drop_few:
             for pair in np.flatnonzero(few):
-                bad.report(int(numbers["row"][pair]), _too_few(int(counted[pair]), int(numbers["ties"][pair]), least))
+                bad.report(int(numbers["row"][pair]), _too_few(int(n_votes[pair]), int(numbers["ties"][pair]), least))
         if options.ties == "drop" and (count := int(numbers["ties"][~few].sum())):
             dropped["tie votes"] = count
         if few.all():
@@ -384,16 +394,16 @@ class Comparisons:
         return kept
 
 
-def _too_few(counted: int, ties: int, least: int) -> RowError:
-    kind = "no votes" if counted == 0 else "too few votes"
-    have = "no vote" if counted == 0 else "only one vote" if counted == 1 else f"only {counted} votes"
+def _too_few(n_votes: int, ties: int, least: int) -> RowError:
+    kind = "no votes" if n_votes == 0 else "too few votes"
+    have = "no vote" if n_votes == 0 else "only one vote" if n_votes == 1 else f"only {n_votes} votes"
     if ties:
         have += f" and {ties} tie{'s' * (ties > 1)}"
     remedies = (
-        [f"use {spelled(ties='half')} to count ties"] if ties else [] if counted else ["give only pairs with votes"]
+        [f"use {spelled(ties='half')} to count ties"] if ties else [] if n_votes else ["give only pairs with votes"]
     )
-    if counted:
-        remedies.append(f"use {spelled(min_votes=counted)} to keep such pairs (one vote shows no disagreement)")
+    if n_votes:
+        remedies.append(f"use {spelled(min_votes=n_votes)} to keep such pairs (one vote shows no disagreement)")
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))
 
 

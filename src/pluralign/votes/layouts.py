@@ -164,7 +164,8 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     scores = np.array([_read_ranking(ranking, place, number) for number, ranking in enumerate(rankings, 1)]).T
     scores = scores.reshape(len(named), len(rankings))
     answers = [read_response(text, "responses") for text in named.values()]
-    if "ranking" in record and np.isfinite(scores).sum() == 1 < len(named):
+    named_texts = {text for text, of_text in zip(answers, np.isfinite(scores).any(axis=1), strict=True) if of_text}
+    if "ranking" in record and len(named_texts) == 1 < len(set(answers)):
         raise RowError("a single response", "the ranking names only one response", "rank at least two")
     annotator = _voter(record) if "ranking" in record else None
     prompt = read_prompt(record.get("prompt"))

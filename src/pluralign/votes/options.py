@@ -19,24 +19,17 @@ TIE_RULES: tuple[TieRule, ...] = get_args(TieRule)
 class LoadOptions:
     """Options for reading votes."""
 
-    ties: TieRule = field(
-        default="drop",
-        metadata={
-            "help": "Drop ties, as in the paper; count each as half a vote for both sides; or fixed: shares of all "
-            "votes, with ties against the response that has more votes, as the paper's shares of MultiPref."
-        },
+    ties: TieRule = option(
+        "drop",
+        "Drop ties, as in the paper; count each as half a vote for both sides; or fixed: shares of all "
+        "votes, with ties against the response that has more votes, as the paper's shares of MultiPref.",
     )
     min_votes: int | None = option(
         None, "Minimum votes per pair (default: 2, or 1 for chosen/rejected rows and most known sets)."
     )
-    repeats: Repeats = field(
-        default="count", metadata={"help": "Count every vote, or only the first vote of an annotator on a pair."}
-    )
-    split: SplitRule = field(
-        default="official",
-        metadata={
-            "help": "Use the official split if the data has one, or ignore it and hold out a share of the prompts."
-        },
+    repeats: Repeats = option("count", "Count every vote, or only the first vote of an annotator on a pair.")
+    split: SplitRule = option(
+        "official", "Use the official split if the data has one, or ignore it and hold out a share of the prompts."
     )
     skip_bad: bool = option(False, "Drop invalid rows and report how many of each kind.")
     rename: Mapping[str, str] = field(

@@ -9,6 +9,7 @@ import typer
 
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
+from pluralign.core.files import REPORT_MARK, refuse_foreign
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.votes.options import Loaded, LoadOptions
 
@@ -44,6 +45,9 @@ def demo(
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
+    for file, mark in ((output, ()), (report, (REPORT_MARK,))):
+        if file:
+            refuse_foreign(file, *mark)
     from pluralign.cli.render.experiments import demo_page, votes_page
     from pluralign.experiments.demo import demo as run_demo
     from pluralign.experiments.demo import write_demo_report

@@ -8,6 +8,7 @@ import typer
 
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
+from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions
@@ -97,8 +98,9 @@ def fit(
     check_applies(fit_options, finetune_options, raters=raters is not None)
     frozen = finetune_options.backbone is None and fit_options.pooling != "attention"
     prints, task = console.is_first_process(), "Encoding texts" if frozen else "Encoding and fine-tuning"
-    if save_config is not None and prints:
-        options.write_config(context, save_config)
+    if save_config is not None:
+        refuse_foreign(save_config, options.CONFIG_MARK, overwrite=overwrite)
+        toml = options.config_text(context, save_config)
     votes = (
         console.load_votes(data, load_options) if raters is None else console.rater_votes(data, raters, load_options)
     )
@@ -115,6 +117,9 @@ def fit(
             watcher=watcher,
         )
     if prints:
+        if save_config is not None:
+            with atomic_write(save_config) as partial:
+                partial.write_bytes(toml)
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}
         counts = main_evaluation(ensemble.record)
         first = headline(counts, ensemble.record, str(output)) if counts else None

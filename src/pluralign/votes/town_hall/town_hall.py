@@ -2,8 +2,9 @@
 
 Every response has numeric features that its text expresses. Every annotator i has a taste over the same features, and
 the reward u_i(x, y) = taste_i · features(x, y) decides each vote. So annotators are reward-inducible, as the paper
-assumes (§2), and the true share p* of any pair is counted, not estimated. Features and tastes are in ``population``,
-the wording is in ``writing``; prompts, pairs and votes are drawn here.
+assumes (§2), and the true share p* of any pair is counted, not estimated. The features are the position of a
+response on four value axes, which depends on stance *and* issue, and its manner, such as length, tone and kind of
+argument. The wording is in ``writing``; people, prompts, pairs and votes are drawn here.
 
 There are no ties: tastes are drawn from a continuous distribution and no two responses to a prompt have the same
 features, so a tie has probability zero (below 1e-10 per vote after the rounding described at ``TASTE_GRID``).
@@ -11,6 +12,7 @@ features, so a tie has probability zero (below 1e-10 per vote after the rounding
 
 import math
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +22,108 @@ from pluralign.core.errors import UsageError
 from pluralign.votes.judgments import Judgments, by_first_appearance, ranges
 from pluralign.votes.options import Loaded
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.population import (
-    CAMPS,
-    FEATURES,
-    Stream,
-    check_at_least,
-    draw_population,
-    features_of,
-    random_stream,
-)
-from pluralign.votes.town_hall.writing import (
-    N_DRAWS,
-    PROSE,
-    Attributes,
-    load_issues,
-    load_words,
-    write_prompt,
-    write_response,
-)
+from pluralign.votes.town_hall import writing
+
+# --- The people: the features of a response, and the tastes of six camps over them.
+
+# Values of the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
+_POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise is a quarter of the way to "for"
+_STRENGTH = np.array([1.0, 0.875, 0.75])  # by hedging: a hedged position is weaker
+_LENGTH = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+_WARMTH = np.array([1.0, 0.0, 0.0, -1.0])
+_FORMALITY = np.array([-0.5, 0.0, 1.0, -0.5])
+_HEDGING = np.array([-1.0, 0.0, 1.0])
+
+TASTE_GRID = 2.0**-38
+"""Tastes are multiples of this and features of 2^-7, so a reward below 2^8 is exact in 53 bits for every order of
+summation. p* and ``annotator_votes`` agree to the last vote and depend neither on block sizes nor on the BLAS."""
+
+CAMP_SHARES = {
+    "gardeners": 0.24,
+    "ratepayers": 0.20,
+    "keepers of custom": 0.18,
+    "bridge builders": 0.15,
+    "planners": 0.13,
+    "free spirits": 0.10,
+}
+# For each feature: its mean taste in each camp, in the order above, and the standard deviation within a camp.
+# Positions divide people far more than manner does, and have larger weights. A single reward cannot express this: the
+# manner that decides between two answers of the same stance makes almost nobody prefer the other stance.
+# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on true features .016,
+# the six camp means voting with their shares .006, eight random annotators .022.
+TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
+    "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
+    "change": ((1.1, -0.4, -4.15, 0.1, 3.1, 1.35), 0.9),
+    "environment": ((4.0, -1.25, 0.75, 0.5, 1.25, 0.5), 0.9),
+    "rules": ((1.25, -0.25, 1.5, 0.25, 2.75, -4.25), 0.9),
+    "compromise": ((0.0, 0.0, 0.0, 3.75, 0.0, 0.0), 0.9),
+    "undecided": ((-0.85, -0.85, -0.85, -0.35, -0.85, -0.85), 0.2),
+    "length": ((0.8, -0.1, 0.65, 0.65, 1.0, -0.1), 0.12),
+    "warmth": ((0.2, 0.05, 0.15, 0.3, 0.1, 0.1), 0.12),
+    "formality": ((0.0, 0.0, 0.5, 0.0, 0.35, -0.35), 0.08),
+    "hedging": ((-0.05, -0.05, -0.05, 0.0, -0.05, -0.1), 0.03),
+    "list": ((0.1, 0.6, -0.6, 0.25, 0.95, 0.25), 0.12),
+    "numbered": ((0.0, 0.05, 0.0, 0.0, 0.25, 0.0), 0.05),
+    "figures": ((0.85, 1.1, 0.6, 0.85, 1.3, 0.85), 0.1),
+    "story": ((1.2, 0.6, 1.2, 0.85, 0.5, 0.85), 0.1),
+    "fairness": ((0.7, 0.7, 0.7, 1.2, 0.7, 0.7), 0.1),
+    "cost": ((0.6, 1.3, 0.85, 0.85, 0.85, 0.85), 0.1),
+    "call_to_action": ((-0.35, -0.85, -0.85, -0.85, -0.85, -1.1), 0.1),
+    "question_back": ((0.7, 0.5, 0.7, 1.2, 0.7, 0.7), 0.1),
+}
+FEATURES = tuple(TASTES)
+CAMPS = tuple(CAMP_SHARES)
+
+
+class Stream(IntEnum):
+    """Independent random streams. More pairs do not change the people, and more people do not change the texts."""
+
+    TOPICS = 0
+    ATTRIBUTES = 1
+    WORDING = 2
+    PAIRS = 3
+    VOTES = 4
+    PEOPLE = 5
+
+
+def draw_population(n_annotators: int) -> tuple[IntArray, FloatArray]:
+    """Return the camp and the taste of each annotator. Camps have their shares, up to rounding to whole people."""
+    random = random_stream(0, Stream.PEOPLE)  # the same people in every town
+    edges = np.cumsum(list(CAMP_SHARES.values()))
+    camps = np.searchsorted(edges, (np.arange(n_annotators) + 0.5) / n_annotators * edges[-1]).astype(np.int64)
+    camps = random.permutation(camps)
+    mean = np.array([camp_means for camp_means, _ in TASTES.values()]).T
+    spread = np.array([spread for _, spread in TASTES.values()])
+    tastes = mean[camps] + spread * random.standard_normal((n_annotators, len(FEATURES)))
+    return camps, np.round(tastes / TASTE_GRID) * TASTE_GRID
+
+
+def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
+    """Return the features of attribute levels, ``(n_items, n_features)`` in the order of ``FEATURES``, in [-1, 1]."""
+    levels = writing.Attributes(*attributes.T)
+    loadings = np.array([topic.loadings for topic in writing.load_issues()])
+    position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
+    is_stance = [levels.stance == writing.STANCES.index(name) for name in ("compromise", "undecided")]
+    is_support = [levels.support == writing.SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
+    style = [_LENGTH[levels.length], _WARMTH[levels.tone], _FORMALITY[levels.tone], _HEDGING[levels.hedging]]
+    is_list = [levels.structure != writing.PROSE, levels.structure == writing.NUMBERED]
+    manner = [*is_stance, *style, *is_list, *is_support, levels.call, levels.question]
+    return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
+
+
+def random_stream(seed: int, *key: Stream) -> np.random.Generator:
+    """Return the random generator of a stream."""
+    check_at_least("seed", seed, 0)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Raise UsageError unless a value is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
+
+# --- Prompts, pairs and votes.
 
 # Probability of each level of an attribute, in the order of ``Attributes``.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
@@ -132,7 +218,6 @@ def town_hall(
     n_annotators: int = 1000,
     n_responses_per_prompt: int | None = None,
     pairs_per_prompt: int | None = None,
-    population_seed: int = 0,
     rankings: bool = False,
 ) -> TownHall:
     """Draw prompts, responses, pairs and votes from a population with known tastes.
@@ -148,7 +233,6 @@ def town_hall(
         n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped. By default 6, or
             5 if people rank.
         pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer or people rank.
-        population_seed: random seed of the people.
         rankings: for each prompt ``votes_per_pair`` people are drawn, and each ranks all its responses. The counts are
             sums over these people, so pairs of a prompt are not independent.
 
@@ -176,7 +260,7 @@ def town_hall(
         raise UsageError(
             f"pairs_per_prompt must be at most {most}, not {pairs_per_prompt}: use more responses per prompt."
         )
-    camps, tastes = draw_population(n_annotators, population_seed)
+    camps, tastes = draw_population(n_annotators)
     n_prompts = -(-n_pairs // pairs_per_prompt)
     topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
     attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
@@ -203,13 +287,13 @@ def town_hall(
     else:
         n_votes = random.integers(low, high + 1, size=n_pairs)
         votes_a = random.binomial(n_votes, prob)
-    prompts = [write_prompt(*topic) for topic in topics.tolist()]
+    prompts = [writing.write_prompt(*topic) for topic in topics.tolist()]
     responses = _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING))
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
-    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
-    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT, 0):
+    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt)
+    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT):
         preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps, people)
 
@@ -236,15 +320,15 @@ def _rank(features: FloatArray, n_items: IntArray, tastes: FloatArray, n_people:
 
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
-    words = load_words()
-    n_places = np.array([len(words.places_of[issue.kind]) for issue in load_issues()])
+    words = writing.load_words()
+    n_places = np.array([len(words.places_of[issue.kind]) for issue in writing.load_issues()])
     n_towns, n_questions = len(words.towns), len(words.questions)
     n_distinct = n_towns * n_questions * n_places
-    most = len(load_issues()) * int(n_distinct.min())
+    most = len(writing.load_issues()) * int(n_distinct.min())
     if n_prompts > most:
         raise UsageError(f"at most {most:,} distinct prompts exist, not {n_prompts:,}: use more pairs per prompt.")
-    rounds = -(-n_prompts // len(load_issues()))
-    issue = random.permuted(np.tile(np.arange(len(load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
+    rounds = -(-n_prompts // len(writing.load_issues()))
+    issue = random.permuted(np.tile(np.arange(len(writing.load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
     code = np.empty(n_prompts, dtype=np.int64)
     for index, size in enumerate(n_distinct.tolist()):
         rows = np.flatnonzero(issue == index)
@@ -256,7 +340,7 @@ def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
 
 def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:
     """Draw attribute levels, ``(n_prompts, n_responses, n_attributes)``, distinct within each prompt."""
-    stance, length, structure = (Attributes._fields.index(name) for name in ("stance", "length", "structure"))
+    stance, length, structure = (writing.Attributes._fields.index(name) for name in ("stance", "length", "structure"))
     sizes = [len(shares) for shares in LEVEL_SHARES]
     leaning = random.integers(0, 2, size=n_prompts)  # 0: for, 1: against
 
@@ -264,7 +348,7 @@ def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generat
         levels = np.stack([random.choice(len(p), size=len(prompt), p=p) for p in LEVEL_SHARES], axis=1)
         leans = random.random(len(prompt)) < LEANING_SHARE
         levels[:, stance] = np.where(leans, leaning[prompt], levels[:, stance])
-        levels[levels[:, length] == 0, structure] = PROSE  # one sentence cannot be a list
+        levels[levels[:, length] == 0, structure] = writing.PROSE  # one sentence cannot be a list
         return levels
 
     prompt = np.repeat(np.arange(n_prompts), n_responses)
@@ -304,11 +388,12 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
     texts: dict[str, None] = {}
     for start in range(0, len(topics), 8192):
         rows = slice(start, start + 8192)
-        draws = random.integers(0, 2**16, size=(len(topics[rows]), N_DRAWS), dtype=np.uint16)
+        draws = random.integers(0, 2**16, size=(len(topics[rows]), writing.N_DRAWS), dtype=np.uint16)
         for topic, levels, row in zip(topics[rows].tolist(), attributes[rows].tolist(), draws.tolist(), strict=True):
             issue, town, place, *_ = topic
-            for turns in range(N_DRAWS):
-                text = write_response(issue, town, place, Attributes(*levels), row[turns:] + row[:turns])
+            for turns in range(writing.N_DRAWS):
+                choices = row[turns:] + row[:turns]
+                text = writing.write_response(issue, town, place, writing.Attributes(*levels), choices)
                 if text not in texts:
                     texts[text] = None
                     break
