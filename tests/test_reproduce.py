@@ -81,7 +81,10 @@ def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
 def test_votes_are_read_as_in_table_1_unless_as_published_or_told_otherwise(name: str, reading: Any) -> None:
     option, value = reading
     given: list[tuple[Any, Any]] = [({}, {}), ({"as_published": True}, {}), ({}, {"ties": "half"})]
-    found = [experiments(name, Path(), ReproduceOptions(**own), LoadOptions(**load))[0].load for own, load in given]
+    found = [
+        recipes.experiments(name, Path(), recipes.ReproduceOptions(**own), LoadOptions(**load))[0].load
+        for own, load in given
+    ]
     assert [getattr(one, option) for one in found] == [
         value,
         getattr(LoadOptions(), option),
@@ -91,7 +94,7 @@ def test_votes_are_read_as_in_table_1_unless_as_published_or_told_otherwise(name
 
 def test_the_order_of_pairs_is_in_the_command_and_in_its_description() -> None:
     for order, words in {"random": "random order", "majority": "majority-first order"}.items():
-        (one,) = experiments("tldr", Path("OUT"), ReproduceOptions(orient=order), LoadOptions())  # type: ignore[arg-type]
+        (one,) = recipes.experiments("tldr", Path("OUT"), recipes.ReproduceOptions(orient=order), LoadOptions())  # type: ignore[arg-type]
         fitting = one.steps[1]
         assert dict(itertools.pairwise(fitting.command))["--orient"] == order
         assert words in fitting.does
