@@ -57,9 +57,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.judgments:
         found = []
-        for row in of_judgments(arguments):
-            found.append(row)
-            print(json.dumps(to_json(row)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
+        for one in of_judgments(arguments):
+            found.append(one)
+            print(json.dumps(to_json(one)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
         if arguments.json:
             print(json.dumps(to_json(found)))
         else:
@@ -150,8 +150,12 @@ def of_judgments(arguments: argparse.Namespace) -> Iterator[voices.Row]:
             continue
         fresh = voices.Fresh(voices.drawn_town(arguments.fresh, seed=seed + 1), arguments.encoder)
         town = voices.drawn_town(arguments.prompts + voices.HELD_OUT, seed=seed)
-        for name, read in {voices.RANKINGS: voices.training_votes, voices.IDS: voices.with_ids}.items():
-            rows = both_fits(read(town, arguments.prompts), fresh.measure, options)
+        sources: list[tuple[str, PreferenceSet | RaterVotes]] = [
+            (voices.RANKINGS, voices.training_votes(town, arguments.prompts)),
+            (voices.IDS, voices.with_ids(town, arguments.prompts)),
+        ]
+        for name, source in sources:
+            rows = both_fits(source, fresh.measure, options)
             yield from ({"fitted to": name, "seed": seed, **row} for row in rows)
 
 

@@ -538,14 +538,14 @@ def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     for gpu, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda gpu=gpu: gpu)
-        made = recipe.training_plan(np.arange(100), tuning, 0, 1)
+        made = recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 1)
         assert (made.scoring, made.autocast, made.bf16_body) == (expected, gpu, False)
         assert made.arguments(tmp_path, 4, "run").bf16 == gpu
         assert recipe.choose_precision("auto") == expected
         assert recipe.choose_precision("float32") == "float32"
-        half = recipe.training_plan(np.arange(100), tuning, 0, 1, "bfloat16")
+        half = recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 1, "bfloat16")
         assert (half.scoring, half.autocast, half.bf16_body) == ("bfloat16", False, True)
-        adapters = recipe.training_plan(np.arange(100), replace(tuning, lora=True), 0, 1)
+        adapters = recipe.training_plan(np.arange(100, dtype=np.int32), replace(tuning, lora=True), 0, 1)
         assert adapters.bf16_body == gpu, "weights that are not trained"
 
 
@@ -565,12 +565,12 @@ def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkey
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use --precision float32"):
-        recipe.training_plan(np.arange(100), tuning, 0, 2, "bfloat16")
+        recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 2, "bfloat16")
     monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
     assert recipe.choose_precision("auto") == "float32"
     for optimizer in ("soap", "soap-one-sided"):
         with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
-            recipe.training_plan(np.arange(100), replace(tuning, optimizer=optimizer), 0, 2)
+            recipe.training_plan(np.arange(100, dtype=np.int32), replace(tuning, optimizer=optimizer), 0, 2)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from pluralign.core.files import disk_errors_as_data_error
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
 from pluralign.ensemble.members import FeatureMap
-from pluralign.learning.backbone.losses import MixtureLoss, RankingLoss, RunningFigures, rewards_as_voices
+from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures, ranking_loss, rewards_as_voices
 from pluralign.learning.backbone.recipe import TextPairs, draw_steps
 from pluralign.learning.frozen import Trained, feature_map
 from pluralign.learning.options import FitOptions
@@ -130,7 +130,7 @@ class Start:
     """From frozen features to the inputs of rewards."""
     theta: FloatArray
     """The rewards of the mixture on these inputs, and with pairs the one reward, ``(d, outputs)``."""
-    lessons: "Lessons"
+    lessons: "Lessons | JudgedLessons"
     teacher: Teacher | None = None
     """The mixture and the one reward, fitted to the training pairs without validation prompts. None with judgments."""
 
@@ -298,7 +298,7 @@ class Lessons:
 
 @dataclass(frozen=True, eq=False)
 class JudgedLessons:
-    """Whole judgments that networks learn from: ``losses.RankingLoss``, with all rankings of a prompt in one step.
+    """Whole judgments that networks learn from: ``losses.ranking_loss``, with all rankings of a prompt in one step.
 
     With rater ids a person has rankings in many steps. The posterior of persons is computed once per epoch, from the
     rewards that each text last had: then the gradient of a step is its part of the gradient of the whole likelihood.
@@ -346,7 +346,7 @@ class JudgedLessons:
 
             def loss_of(rewards: Any, _: float, ranked: Any = ranked, texts: Any = texts, own: Any = own) -> Any:
                 current[texts] = rewards.detach().numpy()
-                parts = [RankingLoss.apply(rewards[:, one], ranked, self.voices, own[one]) for one in networks]
+                parts = [ranking_loss(rewards[:, one], ranked, self.voices, own[one]) for one in networks]
                 return torch.stack(parts).sum()
 
             yield texts, loss_of
@@ -426,7 +426,7 @@ def train_attention(
     optimizer = torch.optim.AdamW(networks.parameters(), lr=LEARNING_RATE, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     with torch.random.fork_rng(devices=[]):  # dropout has no generator of its own
-        torch.manual_seed(int(rng.integers(2**62)))
+        torch.manual_seed(generator.initial_seed())
         for step, (texts, loss) in enumerate(lessons.batches(rng)):
             outputs = networks(*states.padded(np.searchsorted(lessons.texts, texts)))
             optimizer.zero_grad()

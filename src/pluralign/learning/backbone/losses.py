@@ -122,7 +122,7 @@ class RankingLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rewards: Any, texts: RankedTexts, voices: Voices, posterior: FloatArray | None) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, rewards: Any, texts: RankedTexts, voices: Voices, posterior: FloatArray | None) -> Any:
         """Return the loss.
 
         Args:
@@ -135,14 +135,17 @@ class RankingLoss(torch.autograd.Function):
         """
         ranked = replace(texts, inputs=rewards.detach().cpu().double().numpy())
         hypotheses, total, own = rewards_as_voices(voices).given(ranked, np.zeros((len(rewards), 1)))
-        slope = hypotheses.gradient(own if posterior is None else posterior)
-        ctx.slope = torch.from_numpy(-slope / texts.n_choices).to(rewards)
-        return rewards.new_tensor(-total.sum() / texts.n_choices)
+        slope, n = hypotheses.gradient(own if posterior is None else posterior), max(texts.n_choices, 1)
+        ctx.slope = torch.from_numpy(-slope / n).to(rewards)
+        return rewards.new_tensor(-total.sum() / n)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the gradient of the rewards."""
         return gradients[0] * ctx.slope, None, None, None
+
+
+ranking_loss: Any = RankingLoss.apply
 
 
 def rewards_as_voices(voices: Voices) -> Voices:
