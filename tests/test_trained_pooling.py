@@ -1,6 +1,5 @@
 """Attention pooling trained on the votes: used only if validation says so, saved, exported, and as in its formula."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from simulated import numeric_gradient
-from tiny import WORDS, camp_votes, write_sentence_encoder
+from tiny import camp_votes, ranked_camps, write_sentence_encoder
 
 from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit, load_preferences, load_rater_votes
 from pluralign.learning import frozen as frozen_fit
@@ -493,19 +492,6 @@ def test_the_steps_of_an_epoch_have_the_gradient_of_the_likelihood_of_all_judgme
     np.testing.assert_allclose(found[at], expected, atol=1e-5)
     if not linked:
         assert total == pytest.approx(log_likelihood(rewards[at].ravel()))
-
-
-def ranked_camps(n: int) -> list[dict[str, Any]]:
-    """Return rankings of four responses by five people: three like tea, two like rum."""
-    rng, rows = np.random.default_rng(0), []
-    for number in range(n):
-        kinds = list(itertools.product(("tea", "never"), ("rum", "no")))
-        texts = [" ".join(rng.permutation([*kind, *rng.choice(WORDS[5:10], 2)])) for kind in kinds]
-        for person in range(5):
-            liked = [4 * (("tea", "rum")[person > 2] in kind) + rng.gumbel() for kind in kinds]
-            ranking, who = np.argsort(-np.array(liked)).tolist(), person + 5 * (number % 9)
-            rows.append({"prompt": f"so {number} ?", "responses": texts, "ranking": ranking, "person": who})
-    return rows
 
 
 @pytest.mark.slow

@@ -348,14 +348,15 @@ def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> tupl
         ('tuned', 'better on 40 validation prompts')
         >>> choose_encoder({"tuned": frozen - np.tile([0.3, -0.3, 0.0, 0.1], 10), "frozen": frozen}, prompt)[0]
         'frozen'
-        >>> choose_encoder({"tuned": frozen[:9] - 0.1, "frozen": frozen[:9]}, prompt[:9])
-        ('frozen', '9 validation prompts are too few to choose (20)')
+        >>> choose_encoder({"tuned": frozen[:9] - 0.1, "frozen": frozen[:9]}, prompt[:9])[0]
+        'frozen'
     """
     best, n = min(errors, key=lambda name: float(errors[name].mean())), len(np.unique(prompt))
     if "frozen" not in errors:
         return best, "the frozen features were not compared"
     if n < ENOUGH_CLUSTERS:
-        return "frozen", f"{n} validation prompts are too few to choose ({ENOUGH_CLUSTERS})"
+        few = f"{n} validation prompts are too few to choose (fewer than {ENOUGH_CLUSTERS})"
+        return "frozen", f"{few}; --no-compare-frozen keeps the trained ones"
     if best != "frozen" and clearly_lower(errors[best] - errors["frozen"], prompt, ONE_STANDARD_ERROR):
         return best, f"better on {n} validation prompts"
     return "frozen", f"training did not clearly help on {n} validation prompts"
