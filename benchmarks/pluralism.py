@@ -272,7 +272,8 @@ def judge_slates(
                 yield f"slate contains {what}: {subject}", share, rivals
                 for rival, value in rivals.items():
                     yield f"slate contains {what}: {rival} (same size as {subject})", value, {}
-            yield f"slate, predicted minus true coverage, {cover}: {subject}", found.coverage - share, {}
+            predicted = share if found.coverage is None else found.coverage
+            yield f"slate, predicted minus true coverage, {cover}: {subject}", predicted - share, {}
             yield f"slate size, {cover}: {subject}", float(len(shown)), {}
 
 

@@ -34,10 +34,10 @@ from threadpoolctl import threadpool_limits
 import pluralign
 from pluralign import RewardEnsemble
 from pluralign.ensemble.members import fit_feature_map
+from pluralign.learning.bradley_terry import fit_teacher
 from pluralign.learning.joint import FROM_MIXTURE, train_joint
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.stagewise import stages
-from pluralign.learning.teacher import fit_teacher
 from pluralign.scale.lines import ComparedLine, compare
 from pluralign.text import surface
 from pluralign.text.encoders import encode, load_encoder

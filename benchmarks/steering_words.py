@@ -7,7 +7,6 @@ random person of the camp prefers the response that is predicted to be preferred
 
 - no words: the ensemble's weights;
 - soft BT: one reward for everyone;
-- word list: the member that ``steering_words`` chooses; no words if the sentence has no known word;
 - meaning: the mixture that ``answer`` uses, with the ensemble's choice model;
 - members by meaning: the same without the reward for everyone;
 - best member: the member with the highest agreement, which no sentence knows.
@@ -31,12 +30,10 @@ from rich.table import Table
 
 import pluralign
 from pluralign.answering.request import Voters
-from pluralign.answering.steering import Likings, steer_by_words
+from pluralign.answering.steering import Likings
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.measuring.cards import member_profiles
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.theory.posterior import predicted_choice
 from pluralign.votes.preferences import texts_of
@@ -118,11 +115,6 @@ def predict(
     counted = [j for j in range(ensemble.k) if ensemble.weights[j] > 0.01]
     best = max(counted, key=lambda j: float(agreement(difference[:, j] + 0.5, share).mean()))
     found = {"no words": no_words, "soft BT": average + 0.5, "best member": difference[:, best] + 0.5}
-    try:
-        member = steer_by_words(sentence, member_profiles(ensemble.weights, held_out)).member
-        found["word list"] = difference[:, member] + 0.5
-    except UsageError:
-        found["word list"] = no_words
     if (likings := Likings.of(ensemble, held_out)) and (match := likings.match(sentence)):
         chance = people.chances(difference, average)
         found["meaning"] = predicted_choice(chance, people.believed(match.posterior))

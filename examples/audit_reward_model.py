@@ -37,7 +37,6 @@ def main() -> None:
     for name, row in result.majority.items():
         if row.pairs:
             print(f"  {name:10} {row.pairs:6,} pairs   observed {row.people:.2f}   predicted {row.predicted:.2f}")
-    print(f"Of the contested pairs, {result.certain_though_contested:.0%} have more than .9 for one side.")
     if result.worst_group is not None:
         worst = result.worst_group
         print(f"Worst group: {worst.grouping} {worst.name}, corrected Brier {worst.brier_corrected:.4f}")

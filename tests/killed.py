@@ -40,7 +40,7 @@ def _fit(data: str, *options: str) -> tuple[str, ...]:
 
 
 def _prune(beta: str) -> tuple[str, ...]:
-    return "prune", "x", "-o", "p", "--beta", beta
+    return "prune", "x", "-o", "p", "--furthest", "--beta", beta
 
 
 KILLS = (

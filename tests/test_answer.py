@@ -15,7 +15,7 @@ from test_tune import ensemble_of
 
 from pluralign import DataError, RewardEnsemble, UsageError, answer
 from pluralign.answering import answer as answering
-from pluralign.answering.answer import Answerer, Drafts, choose
+from pluralign.answering.answer import ONLY_ONE, UNCHECKED, Answerer, Drafts, choose
 from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.steering import ScoredChoices, find_user
 from pluralign.core.types import Level
@@ -23,6 +23,7 @@ from pluralign.ensemble.held_out import load_held_out
 from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.social_choice import borda, pairwise_support
+from pluralign.votes.candidates import candidates_of
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [
@@ -69,9 +70,10 @@ def test_answer_is_score_followed_by_choose(
 ) -> None:
     ensemble, options = replace(ensemble, undecided=0.3), {**options, "level": level}
     texts, scored, average = [*CANDIDATES, CANDIDATES[0]], None, None
+    if "choices" in options or "like" in options:
+        average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
     if "choices" in options:
         options |= {"choices": load_held_out(town_folder).preferences[:5]}
-        average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
         scored = ScoredChoices.of(ensemble, options["choices"])
     rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[[0, 1, 2, 3, 4, 0]]
     voters = Voters.of(ensemble)
@@ -111,7 +113,7 @@ def test_every_member_stands_behind_its_favourite_entry(ensemble: RewardEnsemble
     shares = [entry.share or 0 for entry in found.answers]
     assert shares == sorted(shares, reverse=True)
     assert found.coverage == pytest.approx(sum(shares))
-    assert len(found.answers) == (size or len({favourite_text(ensemble, j) for j in range(ensemble.k)}))
+    assert len(found.answers) == (size or min(3, len({favourite_text(ensemble, j) for j in range(ensemble.k)})))
 
 
 def test_a_slate_at_the_vote_level_lists_every_members_favourite(ensemble: RewardEnsemble) -> None:
@@ -149,7 +151,7 @@ def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: R
         (Writer(error=too_long), f"no statement was written: {str(too_long).rstrip('.')}"),
         (Writer(responses=["", " ", CANDIDATES[1]]), "the writer wrote nothing that is not among the candidates"),
     ):
-        assert answer(ensemble, PROMPT, CANDIDATES, writer=writer) == replace(plain, notes=(note,))
+        assert answer(ensemble, PROMPT, CANDIDATES, writer=writer) == replace(plain, notes=(UNCHECKED, note))
     with pytest.raises(UsageError, match="needs a language model that writes it"):
         answer(ensemble, PROMPT, CANDIDATES, distill=True)
 
@@ -185,7 +187,7 @@ def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
     assert [entry.text for entry in one.answers] == ["Yes."]
     assert one.answers[0].weight == pytest.approx(1)
     assert one.consensus is not None
-    assert len(one.notes) == 2
+    assert one.notes == ("1 candidates were repeats and count once", UNCHECKED, ONLY_ONE)
 
 
 def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsemble) -> None:
@@ -287,10 +289,10 @@ def test_a_member_without_a_policy_chooses_among_the_shared_candidates(town: Rew
         0: "Which trees should we plant?", 1: "No. Never. Not.", 2: "Plant them now!",
     }  # fmt: skip
     assert found.written == (0, 2)
-    assert found.notes == ("member 1 has no answer of a policy and chooses among 3 shared candidates",)
+    assert found.notes == ("member 1 has no answer of a policy and chooses among 3 shared candidates", UNCHECKED)
     assert asked == [1]
     steered = answer(town, PROMPT, shared, "steerable", member=0, policies=policies)
-    assert (steered.answers[0].text, steered.notes, asked) == ("Which trees should we plant?", (), [1])
+    assert (steered.answers[0].text, steered.notes, asked) == ("Which trees should we plant?", (UNCHECKED,), [1])
     with pytest.raises(UsageError, match="member 1 has no policy and there are no candidates; give candidates"):
         answer(town, PROMPT, policies=policies)
 
@@ -455,30 +457,29 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_prints_what_the_function_gives(town_folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
     done = run("answer", town_folder, PROMPT, "--candidates", lines, "--json")
     assert done.returncode == 0, done.stderr
-    facts, expected = json.loads(done.stdout), answer(ensemble, PROMPT, CANDIDATES)
+    facts, expected = json.loads(done.stdout), answer(ensemble, PROMPT, CANDIDATES, held_out=load_held_out(town_folder))
     assert facts["mode"] == "balanced"
     assert [(one["text"], one["member"]) for one in facts["answers"]] == [(e.text, e.member) for e in expected.answers]
     assert expected.consensus is not None
     assert facts["consensus"]["text"] == expected.consensus.text
     page = run("answer", town_folder, PROMPT, "--candidates", lines)
-    for words in ("of the weight", "consensus", "strongest rival", "of people (predicted)"):
+    for words in ("consensus", "strongest rival", "of people (predicted)"):
         assert words in page.stdout
 
 
 def test_a_slate_numbers_members_without_a_name_and_says_why_once(small_folder: Path, lines: Path) -> None:
     page = run("answer", small_folder, PROMPT, "--candidates", lines)
     assert page.returncode == 0, page.stderr
-    assert re.search(r"of the weight · (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
+    assert re.search(r"Top choice of: (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
     assert page.stdout.count("Members without a name") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "name candidates to choose from"),
+        ([], "there are no candidates for this prompt; name a file with --candidates"),
         (["--candidates", "nowhere.jsonl"], "there is no such file"),
         (["--candidates", "LINES", "--mode", "steerable"], "needs one of"),
-        (["--candidates", "LINES", "--mode", "steerable", "--like", "purple"], "nothing in 'purple'"),
         (["--model", "/nowhere", "--rule", "maximum"], "no rule 'maximum'; did you mean"),
     ],
     ids=str,
@@ -487,3 +488,24 @@ def test_bad_usage_prints_one_sentence(town_folder: Path, lines: Path, arguments
     done = run("answer", town_folder, PROMPT, *[str(lines) if word == "LINES" else word for word in arguments])
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
+
+
+def test_a_held_out_question_needs_no_candidates(town_folder: Path, ensemble: RewardEnsemble) -> None:
+    held_out = load_held_out(town_folder)
+    known = candidates_of(held_out.preferences)[0]
+    done = run("answer", town_folder, f"{known.prompt_text}\n", "--json")
+    assert done.returncode == 0, done.stderr
+    found = answer(ensemble, known.prompt, held_out=held_out)
+    assert [one["text"] for one in json.loads(done.stdout)["answers"]] == [one.text for one in found.answers]
+    assert found.texts == known.responses
+    assert found.unlike == {}
+    other = run("answer", town_folder, "Should we plant trees?")
+    assert other.returncode == 2
+    assert any(str(prompt) in other.stderr for prompt in held_out.preferences.prompts)
+
+
+def test_candidates_for_another_prompt_are_refused(town_folder: Path, lines: Path) -> None:
+    done = run("answer", town_folder, "Should we sell the town hall?", "--candidates", lines)
+    assert (done.returncode, done.stdout) == (2, "")
+    for words in (str(lines), "row 1", PROMPT, "name another file"):
+        assert words in done.stderr

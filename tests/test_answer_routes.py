@@ -15,10 +15,12 @@ from served import HELLO, SECRET, TEXTS, Client, Writer, pair, running, wait_unt
 from test_tune import TOWN, ensemble_of, llama, policies  # noqa: F401 - fixtures
 
 from pluralign import DataError, RewardEnsemble, town_hall
+from pluralign.answering.answer import ALL_UNLIKE, UNCHECKED
 from pluralign.answering.policies import load_policies
 from pluralign.answering.steering import Likings, MeaningMatch
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.server.limits import Limits
+from pluralign.text.causal import Completion
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.prompts import Message, PromptLike
 
@@ -152,7 +154,7 @@ def test_answer_supports_three_modes(client: Client) -> None:
     choices = [pair(chosen="b"), pair(response_b=TEXTS[2], chosen="a")]
     by_choices = ask(mode="steerable", choices=choices)["steering"]
     steering = client.json("/v1/steer", {"choices": choices})
-    assert {**by_choices, "support": None, "ask": None} == steering
+    assert {**by_choices, "support": None, "ask": None, "before": None} == steering
     assert by_choices["support"] > 0.5
     assert {by_choices["ask"]["response_a"], by_choices["ask"]["response_b"]} <= set(TEXTS)
     assert len(steering["path"]) == 3
@@ -232,18 +234,46 @@ def test_a_generator_writes_a_statement_on_request(ensemble: RewardEnsemble) -> 
         assert (n, options.temperature, options.seed) == (4, 0.7, 1)
         writer.error = DataError("the prompt is too long")
         failed = client.json("/v1/answer", body | {"distill": True})
-        assert failed["notes"] == ["no statement was written: the prompt is too long"]
+        assert failed["notes"] == [UNCHECKED, "no statement was written: the prompt is too long"]
 
 
-def test_the_gate_warns_of_generated_texts_only(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+def test_no_share_is_stated_for_word_salad(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     salad = "Scan couch carnivores view spirituality looming Antonio Good magblethon outside performance."
-    with running(ensemble, Writer(responses=[salad]), held_out=held_out) as client:
-        warned, given = (
-            client.json("/v1/answer", {"prompt": "Tea?", "mode": "steerable", "member": 0} | more)["notes"]
-            for more in ({"n": 1}, {"candidates": [salad]})
-        )
-    assert any("with care" in note for note in warned)
-    assert not any("with care" in note for note in given)
+    chat = {"model": "town:balanced", "messages": [{"role": "user", "content": "Should the town plant trees?"}]}
+    with running(ensemble, Writer(responses=[salad, "asdf jkl"]), held_out=held_out) as client:
+        for more in ({"n": 2}, {"candidates": [salad, "asdf jkl"]}):
+            found = client.json("/v1/answer", {"prompt": "Should the town plant trees?"} | more)
+            assert (found["consensus"], found["coverage"], found["notes"]) == (None, None, [ALL_UNLIKE])
+            assert {one["share"] for one in found["answers"]} == {None}
+        assert "%" not in client.json("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+        mixed = {"candidates": [salad, TEXTS[0], TEXTS[2], "blue blue blue the the"]}
+        found = client.json("/v1/answer", {"prompt": "Should the town plant trees?"} | mixed)
+        assert {one["text"] for one in found["answers"]} <= {TEXTS[0], TEXTS[2]}
+        assert set(found["unlike"]) == {salad, "blue blue blue the the"}
+        shown = client.json("/v1/explain", pair(response_a=salad))
+        assert (shown["prob_hat"], list(shown["unlike"])) == (None, ["a"])
+
+
+def test_a_completion_that_was_cut_off_says_so(ensemble: RewardEnsemble) -> None:
+    class Cut(Writer):
+        def sample(self, *arguments: Any) -> list[Completion]:
+            return [
+                Completion(one.text, "length" if one.text == TEXTS[0] else "stop") for one in super().sample(*arguments)
+            ]
+
+    chat = {"messages": [{"role": "user", "content": "Trees?"}], "seed": 1, "max_tokens": 9}
+    with running(ensemble, Cut()) as client:
+        reasons = {}
+        for model in ("town", "town:member-0", "town:member-1", "town:consensus"):
+            (choice,) = client.json("/v1/chat/completions", chat | {"model": model})["choices"]
+            reasons[choice["message"]["content"]] = choice["finish_reason"]
+            with client.openai.chat.completions.create(model=model, stream=True, **chat) as events:  # type: ignore[call-overload]
+                last = [event.choices[0].finish_reason for event in events if event.choices][-1]
+            assert last == choice["finish_reason"]
+        assert reasons[TEXTS[0]] == "length"
+        assert {reason for text, reason in reasons.items() if text != TEXTS[0]} == {"stop"}
+        stopped = client.json("/v1/chat/completions", chat | {"model": "town:consensus", "stop": "many more trees"})
+        assert stopped["choices"][0]["finish_reason"] == "stop"
 
 
 def test_words_have_a_meaning(
@@ -384,6 +414,7 @@ def test_a_member_without_a_policy_chooses_among_candidates_of_the_generator() -
         assert found["notes"] == [
             "the policy of member 1 wrote nothing (the prompt is too long)",
             "members 1, 2 have no answer of a policy and choose among 3 shared candidates",
+            UNCHECKED,
         ]
 
 

@@ -12,9 +12,16 @@ from scipy.special import expit, softmax
 from simulated import as_array, numeric_gradient, paired
 
 from pluralign.learning import bradley_terry, policy_level
-from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.learning.bradley_terry import (
+    DAMPING_GRID,
+    TEACHER_L2_GRID,
+    Teacher,
+    damp,
+    fit_bradley_terry,
+    fit_teacher,
+    principal_directions,
+)
 from pluralign.learning.pairs import Members, Pairs, scores, validation_folds
-from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, Teacher, damp, fit_teacher
 from pluralign.theory.calibration import brier, sigmoid
 
 

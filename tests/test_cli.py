@@ -170,25 +170,28 @@ DEMO = ("demo", "--pairs", "300", "--encoder", "none")
 
 
 @pytest.mark.usefixtures("fast_demo")
-def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
+def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
     done = run(*DEMO, columns=80)
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
-    assert (len(shown) <= 60, max(map(len, shown)) <= 80) == (True, True)
+    assert (len(shown) <= 80, max(map(len, shown)) <= 80) == (True, True)
     parts = [
         "1. Votes",
         "A: ",
-        "2. Who is",
+        "2. Who disagrees",
+        "People split most on",
+        "Trust: a predicted share",
+        "3. Who is",
         "vote counts",
         "rankings with ids",
         "one soft BT reward",
         "Main number:",
         "→ ensemble",
         "constant ½",
-        "floor",
+        "perfect single reward",
         "true shares",
     ]
-    parts += ["4. Ask", "Consensus:", "5. Next"]
+    parts += ["5. Ask", "Consensus:", "6. Next"]
     places = [done.stdout.index(part) for part in parts]
     assert places == sorted(places)
     assert "are in the report:\n  pluralign demo --report town.html\n" in done.stdout
@@ -204,21 +207,20 @@ def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
 
 
 @pytest.mark.usefixtures("fast_demo")
-def test_report_of_the_demo_has_all_methods_pruning_and_rankings(tmp_path: Path) -> None:
+def test_report_of_the_demo_has_all_methods_and_the_truth(tmp_path: Path) -> None:
     done = run("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
     assert done.returncode == 0, done.stderr
     assert f"Wrote {tmp_path / 'town.html'}" in done.stdout.replace("\n", "")
     page = (tmp_path / "town.html").read_text()
-    parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people", "answer 1 &gt; "]
-    parts += ["Estimates from the votes, and the known truth", "Pruning by Theorem 3", "keepers of custom"]
-    parts += ["One held-out question"]
+    parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people"]
+    parts += ["Estimates from the votes, and the known truth", "keepers of custom"]
     assert [words for words in parts if words not in page] == []
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
     result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
-    keys = {"inspect", "truth", "methods", "report_data", "camps", "pruning", "rankings", "asked", "report"}
+    keys = {"inspect", "truth", "methods", "report_data", "camps", "asked", "report"}
     assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
     assert {entry["text"] for entry in result["asked"]["answer"]["answers"]} <= set(result["asked"]["responses"])
@@ -247,9 +249,11 @@ def test_demo_writes_its_votes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("inspect", "Missing argument 'DATA'"),
+        ("inspect", "missing argument 'DATA'"),
+        ("inspekt demo", "did you mean 'inspect'"),
+        ("fit demo:60 -o x extra", "unexpected extra argument"),
+        ("fit demo:60 -o x --epochs", "requires an argument"),
         ("inspect demo --tie half", "--tie"),
-        ("inspect demo --ties thirds", "thirds"),
         ("inspect demo --rename prompt", "--rename must be OURS=THEIRS, not 'prompt'"),
         ("inspect nowhere.jsonl", "nowhere.jsonl"),
         ("demo --pairs 3", "pairs"),
@@ -260,22 +264,16 @@ def test_demo_writes_its_votes(tmp_path: Path) -> None:
         ("fit demo:60 -o x --encoder=", "the value of --encoder is empty"),
         ("fit demo:60 -o x --seed -1", "seed must not be negative"),
         (f"fit demo:60 -o x --seed {2**64}", "seed must be at most"),
+        (f"fit demo:60 -o x --seed {'9' * 5000}", "'--seed'"),
         (f"fit demo:60 -o x --k {'9' * 5000}", "k must be a whole number from 1 to 256"),
-        ("fit demo:60 -o x --k २", "k must be a whole number from 1 to 256"),
-        ("fit demo:60 -o x --k many", "k must be a whole number from 1 to 256, or auto, not 'many'"),
         ("fit demo:60 -o x --method joynt", "'joint', 'stagewise'"),
-        ("fit demo:60 -o x --encoder none --no-surface", "nothing to encode with"),
-        ("fit demo:60 -o x --test-fraction 2", "test_fraction must be between 0 and 1"),
-        ("fit nowhere.jsonl -o x", "nowhere.jsonl"),
         ("fit demo:60 -o /proc/nowhere/out --encoder none --method stagewise", "/proc/nowhere"),
         ("inspect ", "an argument is empty"),
         (f"inspect demo:{'9' * 5000}", "PAIRS in demo:PAIRS must be a whole number"),
         (f"inspect {'x' * 5000}", "there is no such file or known set"),
-        (f"evaluate FOLDER demo:60 --seed {10**400}", "seed must be at most"),
         ("evaluate nowhere demo:60", "no such folder, file or hub id; name a folder that pluralign fit wrote"),
         ("evaluate votes.jsonl FOLDER", "name the ensemble first, then a file of votes"),
         ("certify FOLDER --epsilon 1e-320", "epsilon must be at least 1e-300"),
-        ("certify FOLDER --delta 1e-320", "delta must be at least 1e-300"),
         ("score FOLDER nowhere.jsonl", "there is no file nowhere.jsonl"),
     ],
     ids=lambda value: value[:60],
@@ -289,5 +287,5 @@ def test_a_mistake_is_a_short_message(
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("pluralign: ") == (done.stderr.count("\n") == 1)
+    assert (done.stderr[:11], done.stderr.count("\n")) == ("pluralign: ", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["votes.jsonl"]

@@ -82,9 +82,6 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
     assert (facts["method"], facts["k"], facts["options"]["seed"]) == ("stagewise", 3, 2)
     assert [record["k"] for record in facts["history"]] == [1, 2, 3]
     assert sum(facts["weights"]) == pytest.approx(1)
-    assert set(facts["test"]) >= {"brier", "brier_corrected", "noise", "log_loss", "interval"}
-    assert set(facts["baselines"]) >= BASELINES
-    assert all(set(member) >= {"weight", "disagreement", "regret"} for member in facts["members"])
     saved = RewardEnsemble.load(tmp_path / "out")
     assert (saved.weights.tolist(), saved.undecided) == (facts["weights"], facts["undecided"])
 
@@ -106,7 +103,7 @@ def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.C
 
 
 def test_evaluate_scores_the_same_baselines_on_other_votes(
-    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     folder, _ = fitted
     facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
@@ -118,18 +115,11 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     errors = (RewardEnsemble.load(folder).prob_hat(votes) - votes.prob_a) ** 2
     assert facts["test"]["brier"] == pytest.approx(errors.mean(), abs=1e-9)
 
-    other = tmp_path / "other.jsonl"
-    town_hall(200, seed=1).preferences.save(other)
-    text = text_of("evaluate", folder, other)
-    for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
-        assert words in text, words
-
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
     dataclasses.replace(some_ensemble(), undecided=0.3).save(tmp_path)
     evaluated, certified = text_of("evaluate", tmp_path, data), text_of("certify", tmp_path, data)
     assert "Undecided share: 30 %. No member explains these votes" in evaluated
-    assert "Mean absolute error 0." in evaluated
     assert "3 members, undecided share 30.0%" in certified
     assert "counts as two rewards" in certified
     pruned = text_of("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned")
@@ -150,16 +140,6 @@ def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(dat
     assert code == 0
     assert json.loads(out)["k"] == 3
     assert "held-out Brier" in shown
-
-
-def test_a_cache_folder_that_is_a_file_is_a_note(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLURALIGN_CACHE", str(tmp_path / "file"))
-        done = run("fit", data, "-o", tmp_path / "out", "--encoder", "hashing")
-    assert done.returncode == 0
-    assert done.stderr.startswith("note: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_help_of_fit_shows_every_option_with_its_help() -> None:
@@ -202,21 +182,6 @@ def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
     assert there["prob_hat"] == pytest.approx(1 - back["prob_hat"])
     weights = some_ensemble().weights
     assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
-
-
-def test_empty_input_gives_empty_output(folder: Path) -> None:
-    for command in ("score", "compare"):
-        done = run(command, folder)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_bad_line_ends_the_stream_and_its_row_is_named(folder: Path) -> None:
-    good = {"prompt": "Tea?", "response": "Yes."}
-    done = run("score", folder, stdin=as_lines(*[good] * 300, {"prompt": "Tea?"}))
-    assert done.returncode == 2
-    assert done.stderr.startswith("pluralign: standard input, row 301: there is no value for response")
-    assert done.stderr.count("\n") == 1
-    assert len(done.stdout.splitlines()) == 256, "the batches before it were answered"
 
 
 def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
@@ -294,8 +259,6 @@ def test_the_command_line_wins_over_a_config(config: Callable[[str], Path], vote
         ("k = [2]", "k must be one value, not [2]."),
         ("seed = 1.5", "seed cannot be 1.5: "),
         ("epochs = 'two'", "epochs cannot be 'two': "),
-        ("surface = 'nope'", "surface cannot be 'nope': "),
-        ("method = 'stagewis'", "method cannot be 'stagewis': "),
         ('features = "a\\u0000b"', "features must not have a null character."),
     ],
 )
@@ -310,8 +273,12 @@ def test_a_wrong_name_or_value_is_one_sentence(text: str, sentence: str, config:
 def test_a_file_that_is_missing_or_no_toml_is_one_sentence(config: Callable[[str], Path], tmp_path: Path) -> None:
     path = config("k = ")
     assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: Invalid value")
-    path.write_bytes(b"\xff")
-    assert run("fit", "--config", path).stderr.startswith(f"pluralign: {path} must be a TOML file: ")
+    deep, long = b"k = " + 10**5 * b"[" + 10**5 * b"]", b"seed = " + 5000 * b"9"
+    for content in (b"\xff", deep, b"rename = {a = " + deep, long):
+        path.write_bytes(content)
+        done = run("fit", "--config", path)
+        assert done.stderr.startswith(f"pluralign: {path} must be a TOML file: ")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     missing = tmp_path / "missing.toml"
     assert run("fit", "--config", missing).stderr == f"pluralign: there is no file {missing}.\n"
 
@@ -427,15 +394,15 @@ def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
         assert changed.loaded is None
     ensemble = fit(town[:120], k=1, encoder="none", method="stagewise")
     assert command_history(ensemble.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
-    raters = load_rater_votes("demo:160", "rater")
-    counted = fit(raters.preferences, k=1, encoder="none", method="stagewise")
+    counts = dataclasses.replace(load_rater_votes("demo:160", "rater").preferences, judgments=None)
+    counted = fit(counts, k=1, encoder="none", method="stagewise")
     assert command_history(counted.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
 
 
 def test_a_pruned_ensemble_names_both_commands(town_folder: Path, tmp_path: Path) -> None:
     pruned = tmp_path / "pruned"
-    assert run("prune", town_folder, "-o", pruned, "--beta", "3").returncode == 0
+    assert run("prune", town_folder, "-o", pruned, "--beta", "3", "--furthest").returncode == 0
     record = RewardEnsemble.load(pruned).record
     first, second, _ = command_history(record, pruned, ["report"])
     assert first[:5] == ["pluralign", "fit", "demo:480", "-o", str(town_folder)]
-    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3"]
+    assert second == ["pluralign", "prune", str(town_folder), "-o", str(pruned), "--beta", "3", "--furthest"]

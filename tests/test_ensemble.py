@@ -132,7 +132,7 @@ def test_first_k_has_the_weights_of_stage_k(votes: PreferenceSet) -> None:
     np.testing.assert_array_equal(first.members.theta, ensemble.members.theta[:, :2])
     np.testing.assert_allclose(first.prob_hat(votes), ensemble.votes(votes)[:, :2] @ [0.75, 0.25])
     for k in (0, 4, -1):
-        with pytest.raises(UsageError, match=f"k must be between 1 and 3, not {k}"):
+        with pytest.raises(UsageError, match=f"k must be one of 1, 2, 3, not {k}"):
             ensemble.first(k)
 
 

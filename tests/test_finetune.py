@@ -245,7 +245,7 @@ def test_a_micro_batch_is_halved_when_memory_runs_out_without_changing_the_resul
     np.testing.assert_allclose(halved.features(TEXTS), whole.features(TEXTS), atol=1e-4)
     np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=1e-3)
     monkeypatch.setattr(PairTrainer, "compute_loss", _out_of_memory)
-    with pytest.raises(DataError, match=r"memory ran out with a micro-batch of 1; use --lora"):
+    with pytest.raises(DataError, match=r"memory ran out with a micro-batch of 1; use lora=True"):
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
 
 
@@ -554,7 +554,7 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
 ) -> None:
     monkeypatch.setattr(loading, "PRODUCT", "import os; os.kill(os.getpid(), 4)")
     loading.check_cpu_bfloat16.cache_clear()
-    sentence = r"this CPU cannot multiply in bfloat16 .*: use --precision float32"
+    sentence = r"this CPU cannot multiply in bfloat16 .*: use precision float32"
     with pytest.raises(UsageError, match=sentence):
         fit(votes, folder=tmp_path, backbone=str(llama), precision="bfloat16")
     with pytest.raises(UsageError, match=sentence):
@@ -564,12 +564,12 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
 def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
-    with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use --precision float32"):
+    with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use precision float32"):
         recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 2, "bfloat16")
     monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
     assert recipe.choose_precision("auto") == "float32"
     for optimizer in ("soap", "soap-one-sided"):
-        with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
+        with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use optimizer adamw"):
             recipe.training_plan(np.arange(100, dtype=np.int32), replace(tuning, optimizer=optimizer), 0, 2)
 
 

@@ -173,7 +173,7 @@ def test_changed_or_missing_files_raise_data_error(
 @pytest.mark.slow
 def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(towns: dict[Any, Path], tmp_path: Path) -> None:
     folder = towns["joint", False]
-    pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--json")
+    pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--furthest", "--json")
     assert pruned.returncode == 0, pruned.stderr
     kept = json.loads(pruned.stdout)["kept"]
     whole, part = RewardEnsemble.load(folder), RewardEnsemble.load(tmp_path / "pruned")

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pytest
 
 from pluralign import DataError, FitOptions, RewardEnsemble, UsageError, evaluate, fit, town_hall
-from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
-from pluralign.learning import joint
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, DataSummary, Evaluation, FitRecord, HistoryRow
+from pluralign.learning import frozen, joint
 from pluralign.learning.options import APPLIES, FinetuneOptions, check_applies
-from pluralign.learning.task import FitWatcher
+from pluralign.learning.pairs import Members
+from pluralign.learning.task import Fitted, FitWatcher
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 
@@ -176,6 +177,32 @@ def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> No
 
 
 @pytest.mark.slow
+def test_members_without_weight_are_left_out_and_predict_nothing(
+    votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"k": 12, "method": "stagewise", "encoder": "none", "max_disagreement": 1.0}
+    ensemble = fit(votes, **options)
+    monkeypatch.setattr(frozen, "_without_idle", lambda fitted, method: (fitted, []))
+    whole = fit(votes, **options)
+    record, evaluation = ensemble.record, ensemble.record.evaluation
+    assert evaluation is not None
+    assert ensemble.k == record.k == len(evaluation.members) == (whole.weights > NEGLIGIBLE_WEIGHT).sum() < 12
+    np.testing.assert_allclose(ensemble.prob_hat(votes), whole.prob_hat(votes), atol=1e-5)
+    assert record.kept == record.history[-1]
+    assert f"{12 - ensemble.k} of 12 members got no weight" in (record.notes or [""])[-1]
+    assert ensemble.first(1).k == 1
+    np.testing.assert_allclose(ensemble.first(ensemble.k).weights, ensemble.weights)
+
+
+def test_the_history_of_a_joint_fit_counts_members_with_weight() -> None:
+    rows = [HistoryRow(len(weights), 0.1, 0.2, 0.1, weights) for weights in ([1.0], [0.5, 0.5], [0.5, 0.0, 0.3, 0.2])]
+    members = Members(np.arange(8.0).reshape(2, 4), np.array([0.5, 0.0, 0.3, 0.2]))
+    fitted, notes = frozen._without_idle(Fitted(members, 1.0, {}, None, rows), "joint")
+    assert fitted.members.theta.tolist() == [[0, 2, 3], [4, 6, 7]]
+    assert [(row.k, row.weights) for row in fitted.history] == [(1, [1.0]), (2, [0.5, 0.5]), (3, [0.5, 0.3, 0.2])]
+    assert notes == ["1 of 4 members got no weight, so 3 are left"]
+
+
 def test_four_members_beat_one_reward_and_constant_half_on_the_town_hall() -> None:
     """A full-length fit on surface features: no exact score, but the order that makes the method useful."""
     options: dict[str, Any] = {"target": "teacher", "max_disagreement": 1, "undecided": False}
@@ -380,14 +407,10 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
     ("changes", "message"),
     [
         ({"k": 0}, "k must be a whole number from 1 to 256, or auto, not 0"),
-        ({"k": 257}, "not 257"),
         ({"k": "many"}, "or auto, not 'many'"),
         ({"k": 2.5}, r"not 2\.5"),
         ({"method": "stage-wise"}, "method cannot be 'stage-wise'; did you mean 'stagewise'"),
-        ({"variant": "printd"}, "did you mean 'printed'"),
-        ({"level": "votes"}, "did you mean 'vote'"),
         ({"target": "xyz"}, "known are: auto, teacher, mixture, votes"),
-        ({"pooling": "lst"}, "did you mean 'last'"),
         ({"max_disagreement": 0.0}, "max_disagreement must be above 0"),
         ({"max_disagreement": 1.1}, r"at most 1, not 1\.1"),
         ({"test_fraction": 0.0}, "test_fraction must be between 0 and 1"),
@@ -397,8 +420,6 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"backbone": "x", "learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
         ({"backbone": "x", "optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
         ({"backbone": "x", "report_to": "wanbd"}, r"no tracker 'wanbd'; did you mean 'wandb'\?"),
-        ({"backbone": "x", "report_to": "wandb,none"}, "no tracker 'none'; known are: trackio, wandb, tensorboard"),
-        ({"method": "stagewise", "orient": "majorty"}, "did you mean 'majority'"),
     ],
     ids=str,
 )
@@ -479,23 +500,21 @@ def test_a_stated_default_gives_the_fit_without_it(quick: None, votes: Preferenc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"orient": "given"}, "--orient has no effect with --method joint"),
-        ({"method": "stagewise", "level": "policy"}, "--level .* --method stagewise"),
-        ({"method": "stagewise", "target": "votes"}, "--target .* --method stagewise"),
-        ({"method": "stagewise", "pooling": "attention"}, "--pooling attention .* --method stagewise"),
-        ({"level": "policy", "target": "votes"}, "--target .* --level policy"),
-        ({"raters": True, "target": "votes"}, "--target .* --raters"),
-        ({"raters": True, "method": "stagewise"}, "--raters .* --method stagewise"),
-        ({"backbone": "x", "layers": "2"}, "--layers .* --backbone; .*--encoder with --pooling attention"),
-        ({"backbone": "x", "pooling": "attention"}, "--pooling .* --backbone"),
-        ({"backbone": "x", "folds": 3}, "--folds .* --backbone; leave it out"),
-        ({"pooling": "attention", "features": "stored"}, "--features .* --pooling attention"),
-        ({"pooling": "attention", "epochs": 2.0}, "--epochs .* --pooling attention, .*--backbone fine-tunes"),
-        ({"lora_rank": 4}, "--lora-rank .* without --backbone"),
-        ({"report_to": "wandb"}, "--report-to .* without --backbone"),
-        ({"compare_frozen": False}, "--no-compare-frozen .* without --backbone"),
-        ({"judgments": False, "raters": True}, "--no-judgments .* --raters"),
-        ({"judgments": False, "method": "stagewise"}, "--no-judgments .* --method stagewise"),
+        ({"orient": "given"}, "orient has no effect with method joint"),
+        ({"method": "stagewise", "level": "policy"}, "level .* method stagewise"),
+        ({"method": "stagewise", "pooling": "attention"}, "pooling attention .* method stagewise"),
+        ({"level": "policy", "target": "votes"}, "target .* level policy"),
+        ({"raters": True, "target": "votes"}, "target .* raters"),
+        ({"raters": True, "method": "stagewise"}, "raters .* method stagewise"),
+        ({"backbone": "x", "layers": "2"}, "layers .* backbone; .*encoder with pooling attention"),
+        ({"backbone": "x", "pooling": "attention"}, "pooling .* backbone"),
+        ({"backbone": "x", "folds": 3}, "folds .* backbone; leave it out"),
+        ({"pooling": "attention", "features": "stored"}, "features .* pooling attention"),
+        ({"pooling": "attention", "epochs": 2.0}, "epochs .* pooling attention, .*backbone fine-tunes"),
+        ({"lora_rank": 4}, "lora_rank .* without backbone"),
+        ({"report_to": "wandb"}, "report_to .* without backbone"),
+        ({"judgments": False, "raters": True}, "judgments=False .* raters"),
+        ({"judgments": False, "method": "stagewise"}, "judgments=False .* method stagewise"),
     ],
     ids=str,
 )

@@ -243,7 +243,6 @@ def test_the_command_writes_candidates_and_lists_failures(model: str, write_json
         ({"temperature": 0}, "temperature must be above 0 and at most 10, not 0."),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5."),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0."),
-        ({"seed": -1}, "seed must not be negative, but it is -1."),
         ({"limit": 0}, "the limit must be at least one prompt, not 0."),
         ({"output": "."}, ". is a folder; name the file to write, such as candidates.jsonl."),
     ],

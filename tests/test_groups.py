@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pluralign import PreferenceSet, UsageError
 from pluralign.core.arrays import FloatArray
 from pluralign.measuring import groups
-from pluralign.measuring.evaluate import MajorityShare, certain_though_contested, majority_shares
+from pluralign.measuring.evaluate import majority_shares
 from pluralign.theory.calibration import expected_calibration_error
 from pluralign.votes.prompts import Message
 
@@ -199,9 +199,6 @@ def test_majority_shares_match_a_direct_computation() -> None:
     assert shares["contested"].predicted == pytest.approx((0.95 + 0.7) / 2)
     assert math.isnan(shares["even"].predicted)
     assert [shares[name].certain for name in shares] == [0.0, 0.0, 0.5, 1.0]
-    assert certain_though_contested(shares) == pytest.approx(2 / 3)
-    nothing = MajorityShare(0, math.nan, math.nan, math.nan, math.nan)
-    assert math.isnan(certain_though_contested({"contested": nothing, "even": nothing}))
 
 
 def test_a_calibrated_prediction_matches_its_expected_majority_shares() -> None:

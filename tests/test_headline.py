@@ -14,7 +14,7 @@ from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
 from pluralign.learning.fit import fold_of_prompts
-from pluralign.measuring.verdicts import comparison, verdicts
+from pluralign.measuring.verdicts import comparison
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
 
@@ -83,8 +83,8 @@ def test_the_main_figure_is_the_corrected_score_with_its_interval(evaluation: Ev
         ({"encoder": "hashing"}, "policy", BEHIND, "fit with --encoder minilm"),
         ({"encoder": "minilm"}, "policy", BEHIND, "try a larger encoder"),
         ({"encoder": "minilm"}, "vote", BEHIND, "fit with --level policy"),
-        ({"encoder": "minilm"}, "vote", AHEAD, "pluralign report town -o report.html"),
-        ({"encoder": "minilm"}, "vote", LEVEL, "held-out prompts would decide"),
+        ({"encoder": "minilm"}, "vote", AHEAD, "pluralign serve town."),
+        ({"encoder": "minilm"}, "vote", LEVEL, "one reward predicts these votes as well"),
     ],
 )
 def test_the_next_step_depends_on_what_would_help(
@@ -94,12 +94,6 @@ def test_the_next_step_depends_on_what_would_help(
     changed = replace(evaluation, level=level, levels={**evaluation.levels, "policy": soft})
     record = FitRecord(options=options)
     assert step in headline(against(changed, constant_half=AHEAD, soft_bt=soft_bt), record, "town").next_step
-
-
-def test_the_number_of_prompts_that_would_decide_grows_with_the_square_of_the_interval(evaluation: Evaluation) -> None:
-    record = FitRecord(options={"encoder": "minilm"})
-    wide = against(replace(evaluation, prompts=100), constant_half=AHEAD, soft_bt=(-0.01, 0.03))  # half 0.02, mean 0.01
-    assert "about 400 held-out prompts" in headline(wide, record).next_step
 
 
 # --- few prompts ------------------------------------------------------------------------------------------------------
@@ -121,7 +115,6 @@ def test_few_test_prompts_give_no_interval_and_no_verdict(of_few_prompts: Reward
     assert first.standing == "unknown"
     assert first.verdict == "No verdict: 8 test prompts, and an interval needs at least 20."
     assert first.next_step == "fit with --folds 5, which tests each of the 25 prompts once."
-    assert [verdict.text for verdict in verdicts(found) if "95 %" in verdict.text] == []
 
 
 # --- few votes --------------------------------------------------------------------------------------------------------
@@ -152,7 +145,6 @@ def test_the_floor_is_no_rival_at_three_votes_per_pair(ensemble: RewardEnsemble)
     assert "floor" in [row.name for row in comparison(many)]
     assert "floor" not in [row.name for row in comparison(few)]
     assert math.isnan(few.baselines["floor"].brier_corrected)
-    assert not any("the floor" in verdict.text for verdict in verdicts(few))
 
 
 # --- cross-validation -------------------------------------------------------------------------------------------------

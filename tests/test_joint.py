@@ -10,10 +10,10 @@ import pytest
 from simulated import optimality_gap, paired, swapped
 
 from pluralign.learning import joint
+from pluralign.learning.bradley_terry import Teacher, fit_teacher
 from pluralign.learning.joint import BLENDS, FROM_MIXTURE, FROM_TEACHER, FROM_VOTES, Blend, VoteGradients, train_joint
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
-from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
 
 N_TRAIN, N_TEST = 900, 600

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import kendalltau
 
-from pluralign.core.arrays import FloatArray
 from pluralign.theory import kendall
 from pluralign.theory.calibration import ensemble_prob, votes_from_rewards
 from pluralign.theory.social_choice import first_choices
@@ -121,13 +120,6 @@ def test_agreement_counts_equal_votes_and_half_of_the_ties() -> None:
     counted = [[np.mean([1 - abs(a - b) for a, b in zip(v[:, i], w[:, j], strict=True)]) for j in range(2)]
                for i in range(3)]  # fmt: skip
     np.testing.assert_allclose(kendall.vote_agreement(v, w), counted)
-
-
-def drawn_votes(random: np.random.Generator, k: int, n_responses: int = 6) -> tuple[FloatArray, FloatArray]:
-    """Rewards of some responses, and the votes of every member on all pairs of them."""
-    rewards = random.standard_normal((n_responses, k))
-    a, b = np.triu_indices(n_responses, 1)
-    return rewards, votes_from_rewards(rewards[a], rewards[b])
 
 
 def test_two_perfectly_calibrated_ensembles_can_have_opposite_members() -> None:

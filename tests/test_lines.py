@@ -41,8 +41,9 @@ def test_each_pair_gets_the_votes_and_shares_of_the_ensemble(batch: int, monkeyp
     ensemble, votes = some_ensemble(), town_hall(24).preferences
     results = list(compare(ensemble, lines(*votes.to_records())))
     np.testing.assert_array_equal([line["votes"] for line in results], ensemble.votes(votes))
-    np.testing.assert_allclose([line["prob_hat"] for line in results], ensemble.prob_hat(votes), atol=1e-12)
-    np.testing.assert_allclose([line["prob_policy"] for line in results], ensemble.prob_hat(votes, "policy"), atol=1e-9)
+    hat, policy = (np.array([line[level] for line in results], dtype=float) for level in ("prob_hat", "prob_policy"))
+    np.testing.assert_allclose(hat, ensemble.prob_hat(votes), atol=1e-12)
+    np.testing.assert_allclose(policy, ensemble.prob_hat(votes, "policy"), atol=1e-9)
 
 
 def test_an_empty_stream_gives_no_lines_and_blank_lines_are_skipped() -> None:

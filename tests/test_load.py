@@ -269,7 +269,6 @@ def test_a_failed_download_and_a_missing_package_raise_a_remedy(monkeypatch: pyt
         ("demo:many", {}, "must be a whole number"),
         (ROWS, {"skip_badd": True}, "did you mean 'skip_bad'"),
         (ROWS, {"ties": "halve"}, "ties cannot be 'halve'; did you mean 'half'"),
-        (ROWS, {"repeats": "frist"}, "repeats cannot be 'frist'; did you mean 'first'"),
     ],
 )
 def test_unknown_names_raise_a_suggestion(source: Any, options: dict[str, Any], problem: str) -> None:

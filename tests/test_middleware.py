@@ -137,7 +137,7 @@ def test_an_api_key_protects_everything_but_the_page_and_health(ensemble: Reward
         with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
             client.openai.models.list()
         basic = base64.b64encode(f"any:{SECRET}".encode()).decode()  # the key as the password of a URL
-        assert client.json("/get_reward", {"query": ["a"]}, Authorization=f"Basic {basic}")["rewards"]
+        assert client.json("/get_reward?member=0", {"query": ["a"]}, Authorization=f"Basic {basic}")["rewards"]
 
 
 def test_excess_concurrent_requests_get_503(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from conftest import run
 
 from pluralign import RewardEnsemble
+from pluralign.core.text import printable
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.publishing.card import ModelCard, escaped
@@ -60,6 +61,13 @@ def test_an_export_warns_unless_the_ensemble_is_better_than_one_half(
     assert notes == [f"note: {sentence}" for sentence in warnings]
     assert len(warnings) == (warning is not None)
     assert not warning or re.search(warning, warnings[0])
+
+
+def test_a_card_has_no_control_characters(ensemble: RewardEnsemble) -> None:
+    names = [f"member {j} \x1b[2J\x07\u202e" for j in range(ensemble.k)]
+    card = ModelCard(ensemble, names, "none", None, "out\x1b").text("frozen", range(ensemble.k))
+    assert "member 0 " in card
+    assert printable(card) == card
 
 
 @pytest.mark.parametrize("ends", [(0.02, 0.08), (-0.06, -0.04)], ids=["worse", "better"])

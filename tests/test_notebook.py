@@ -12,7 +12,7 @@ from matplotlib import _pylab_helpers
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.errors import MissingExtraError
-from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.ensemble.headline import FEW_VOTES, headline, voices_sentence
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.verdicts import undecided_sentence
@@ -43,9 +43,11 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_printing_an_evaluation_shows_its_headline(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
-    assert str(evaluation) == f"{evaluation.subject.name}: 300 pairs\n{evaluation.headline}"
+    assert evaluation.insight is not None
+    assert str(evaluation).startswith(evaluation.insight.text())
+    assert str(evaluation).endswith(f"{evaluation.subject.name}: 300 pairs\n{evaluation.headline}")
     own = recorded(ensemble)
-    assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}\n{headline(own).voices}"
+    assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}\n{voices_sentence(own)}"
 
 
 def test_the_prompt_shows_a_summary_without_numbers(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
@@ -59,7 +61,8 @@ def test_the_prompt_shows_a_summary_without_numbers(evaluation: FullEvaluation, 
 
 def test_an_evaluation_shows_its_headline_and_one_marked_row(evaluation: FullEvaluation) -> None:
     text = evaluation._repr_html_()
-    for line in str(evaluation).splitlines():
+    assert evaluation.insight is not None
+    for line in (evaluation.insight.title, *evaluation.insight.findings, *evaluation.summary):
         assert html.escape(line) in text
     marked = [row[0] for row in cells(text) if row[0].startswith("→ ")]
     assert marked == ["→ ensemble: votes"]
@@ -83,7 +86,8 @@ def test_an_ensemble_built_by_hand_shows_its_weights_only(ensemble: RewardEnsemb
 
 
 def test_votes_show_their_first_pairs_with_escaped_texts() -> None:
-    votes = PreferenceSet.from_columns([HOSTILE] * 4, ["a", "b", "c", "d"], [HOSTILE] * 4, [3] * 4, [2] * 4)
+    unsafe = [f"\x1b\u202e{HOSTILE}\x07"] * 4
+    votes = PreferenceSet.from_columns(unsafe, ["a", "b", "c", "d"], unsafe, [3] * 4, [2] * 4)
     text = votes._repr_html_()
     assert "<script>" not in text
     assert cells(text) == [[HOSTILE, letter, HOSTILE, "3", "2"] for letter in "abc"]

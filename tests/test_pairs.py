@@ -14,12 +14,11 @@ from pluralign.core import processes
 from pluralign.core.errors import DataError
 from pluralign.learning import pairs as module
 from pluralign.learning.baselines import fit_baselines
-from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.learning.bradley_terry import fit_bradley_terry, fit_teacher, principal_directions
 from pluralign.learning.joint import FROM_MIXTURE, train_joint
 from pluralign.learning.pairs import Differences, Pairs, cap_disagreement, hard_votes, validation_folds
 from pluralign.learning.policy_level import PolicyOptions, train_policy_level
 from pluralign.learning.stagewise import stages
-from pluralign.learning.teacher import fit_teacher
 from pluralign.theory.calibration import disagreement
 
 

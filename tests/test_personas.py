@@ -50,8 +50,10 @@ def test_weights_of_a_prompt_are_fitted_on_other_prompts() -> None:
 
 def test_one_prompt_is_refused_and_a_limit_takes_whole_prompts() -> None:
     votes = town_hall(80, seed=2).preferences
+    parrot = Parrot()
     with pytest.raises(UsageError, match="at least two prompts"):
-        personas.persona_predictor(personas.Personas("people", Parrot(), PEOPLE), votes[votes.prompt_index == 0])
+        evaluate(personas.Personas("people", parrot, PEOPLE), votes, groups=[], limit=4)
+    assert not parrot.asked, "the check comes before any call"
     found = evaluate(personas.Personas("people", Parrot(), PEOPLE[:1]), votes, groups=[], limit=24)
     assert (found.pairs, found.prompts) == (24, 3)
 
@@ -73,7 +75,7 @@ def test_a_model_writes_personas_from_prompts_and_too_few_are_an_error() -> None
     assert personas.write_personas(parrot, 2, ["Trees?"]) == ("A gardener who likes trees", "A driver who likes roads")
     with pytest.raises(DataError, match="wrote 2 personas, not 3"):
         personas.write_personas(parrot, 3, ["Trees?"])
-    with pytest.raises(UsageError, match="--model"):
+    with pytest.raises(UsageError, match="model"):
         personas.find_personas("personas:3", None)
     with pytest.raises(UsageError, match="from 1 to 64"):
         personas.find_personas("personas:0", Parrot())

@@ -73,9 +73,7 @@ def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("nowhere", r"nowhere: no such folder, file or hub id"),
-        ("./no/where", r"no such folder, file or hub id"),
         ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file; check the path"),
-        ("scores.parquet", r"there is no such file"),
     ],
 )
 def test_an_unknown_name_raises_data_error(name: str, words: str) -> None:
@@ -174,8 +172,13 @@ def test_a_chat_prompt_is_matched_as_its_messages(write_jsonl: WriteLines) -> No
 
 def test_output_of_compare_is_matched_by_order(write_jsonl: WriteLines) -> None:
     shares = [0.1, 0.2, 0.3, 0.4]
-    path = write_jsonl([{"votes": [1, 0], "prob_hat": share, "prob_policy": 0.5} for share in shares])
+    rows = [{"votes": [1, 0], "prob_hat": share, "prob_policy": 0.5, "unlike": {}} for share in shares]
+    path = write_jsonl(rows)
     assert load_predictor(path, votes(dropped={"tie votes": 3})).prob_hat == pytest.approx(shares)
+    unlike = write_jsonl(
+        [*rows[:3], rows[3] | {"prob_hat": None, "unlike": {"a": "it repeats its words"}}], "unlike.jsonl"
+    )
+    assert load_predictor(unlike, votes()).prob_hat == pytest.approx([*shares[:3], 0.5])
     with pytest.raises(DataError, match=r"its 4 rows have no texts, and there are 3 pairs; add prompt, response_a"):
         load_predictor(path, votes()[:3])
     with pytest.raises(DataError, match=r"its 4 rows have no texts, and there are 4 pairs, after some were dropped"):
@@ -197,9 +200,7 @@ def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> N
     ("change", "words"),
     [
         ({"score": math.nan}, r"row 2: score is nan; give a finite number"),
-        ({"score": math.inf}, r"row 2: score is inf"),
         ({"score": "high"}, r"row 2: score is 'high', not a number"),
-        ({"score": None}, r"row 2: score is None, not a number"),
         ({"score": True}, r"row 2: score is True"),
         ({"score": [1.0, 2.0]}, r"row 2: score has another length than in earlier rows"),
         ({"prompt": None}, r"row 2: there is no value for prompt"),

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pruned(folder: Path) -> Pruning:
-    return prune(RewardEnsemble.load(folder), load_held_out(folder), beta=3)
+    return prune(RewardEnsemble.load(folder), load_held_out(folder), beta=3, only_far=False)
 
 
 def voting(columns: list[list[int]], votes_a: list[int], votes_b: list[int]) -> HeldOutVotes:
@@ -64,7 +64,7 @@ def four_and_a_contrarian(votes_a: int = 4, votes_b: int = 0) -> tuple[RewardEns
 
 def test_figures_match_a_count_by_hand() -> None:
     ensemble, held_out = four_and_a_contrarian(3, 1)
-    pruning = plan_pruning(ensemble, held_out, beta=11)
+    pruning = plan_pruning(ensemble, held_out, beta=11, only_far=False)
     assert (pruning.removed, pruning.kept) == ([4], [0, 1, 2, 3])
     assert pruning.removed_weight == pytest.approx(0.08)
     np.testing.assert_allclose(pruning.ensemble.weights, [0.25] * 4)
@@ -86,7 +86,7 @@ def test_figures_match_a_count_by_hand() -> None:
 
 def test_an_outlier_is_flagged_and_removed() -> None:
     ensemble, held_out = four_and_a_contrarian()
-    pruning = plan_pruning(ensemble, held_out, beta=4)
+    pruning = plan_pruning(ensemble, held_out, beta=4, only_far=False)
     epsilon = (4 * 0.31**2 + 16 * 0.08**2) / 20
     assert pruning.epsilon == pytest.approx(epsilon)
     assert not pruning.epsilon_clipped
@@ -94,7 +94,7 @@ def test_an_outlier_is_flagged_and_removed() -> None:
     assert pruning.disagreements[4] == 1.0
     assert (pruning.outliers_before, pruning.outliers_after) == ([4], [])
     assert pruning.error_after.mean <= pruning.bound_after_shift <= pruning.bound
-    only_outliers = plan_pruning(ensemble, held_out, beta=4, only_far=True)
+    only_outliers = plan_pruning(ensemble, held_out, beta=4)
     assert only_outliers.removed == [4]
     assert set(only_outliers.removed) < set(pruning.removed), (
         "the rule as printed also removes members that are not far"
@@ -104,8 +104,8 @@ def test_an_outlier_is_flagged_and_removed() -> None:
 
 def test_votes_do_not_decide_which_members_are_removed(votes: PreferenceSet) -> None:
     ensemble = some_ensemble(k=6)
-    pruning = prune(ensemble, votes, beta=3)
-    swapped = prune(ensemble, replace(votes, votes_a=votes.votes_b, votes_b=votes.votes_a), beta=3)
+    pruning = prune(ensemble, votes, beta=3, only_far=False)
+    swapped = prune(ensemble, replace(votes, votes_a=votes.votes_b, votes_b=votes.votes_a), beta=3, only_far=False)
     assert swapped.removed == pruning.removed != []
     assert swapped.distances == pruning.distances
     assert swapped.error_after.mean != pruning.error_after.mean
@@ -124,7 +124,7 @@ def test_without_removed_members_the_ensemble_is_unchanged(votes: PreferenceSet)
 
 def test_single_votes_use_the_plain_error_as_epsilon() -> None:
     ensemble, held_out = four_and_a_contrarian(1, 0)
-    pruning = plan_pruning(ensemble, held_out, beta=11)
+    pruning = plan_pruning(ensemble, held_out, beta=11, only_far=False)
     assert pruning.epsilon == pruning.error_before.mean == pytest.approx((4 * 0.31**2 + 16 * 0.08**2) / 20)
 
 
@@ -184,7 +184,7 @@ def test_the_original_ensemble_is_not_overwritten(folder: Path, pruned: Pruning,
 
 
 def test_prune_prints_one_json_object(folder: Path, pruned: Pruning, tmp_path: Path) -> None:
-    done = run("prune", folder, "-o", tmp_path / "out", "--beta", "3", "--json")
+    done = run("prune", folder, "-o", tmp_path / "out", "--beta", "3", "--furthest", "--json")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     facts = json.loads(done.stdout)
     assert set(facts) >= CONTRACT
@@ -194,7 +194,7 @@ def test_prune_prints_one_json_object(folder: Path, pruned: Pruning, tmp_path: P
 
 
 def test_prune_shows_removed_members_and_the_error(folder: Path, pruned: Pruning, tmp_path: Path) -> None:
-    shown = run("prune", folder, "-o", tmp_path / "out", "--beta", "3").stdout
+    shown = run("prune", folder, "-o", tmp_path / "out", "--beta", "3", "--furthest").stdout
     assert f"Removed {len(pruned.removed)} of 6 members" in shown
     assert f"{pruned.error_after.mean:.4f}" in shown
     assert f"{pruned.bound:.4f}" in shown

@@ -124,7 +124,12 @@ FORMATS: list[tuple[str, list[dict[str, Any]], list[Any], int | None]] = [
 
 @pytest.mark.parametrize(("name", "rows", "pairs", "largest"), FORMATS)
 def test_public_layouts_are_recognised_and_keep_what_each_person_said(
-    name: str, rows: list[dict[str, Any]], pairs: list[Any], largest: int | None, caplog: pytest.LogCaptureFixture
+    name: str,
+    rows: list[dict[str, Any]],
+    pairs: list[Any],
+    largest: int | None,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     votes = load_preferences(rows)
     assert f"the records: read as {name}. " in caplog.text
@@ -134,6 +139,8 @@ def test_public_layouts_are_recognised_and_keep_what_each_person_said(
     assert len(votes) == len(pairs)
     assert (votes.judgments and votes.judgments.sizes.max()) == largest
     assert not {"judge", "user_id", "evaluator", "annotator_id", "session_id"} & set(votes.columns)
+    pytest.importorskip("pandas").DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
+    assert pairs_of(load_preferences(tmp_path / "rows.csv")) == found, "all values are texts there"
 
 
 def test_public_layouts_come_from_any_source(tmp_path: Path) -> None:

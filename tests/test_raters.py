@@ -46,6 +46,13 @@ def test_each_vote_keeps_its_rater_and_its_side() -> None:
     np.testing.assert_array_equal(votes.preferences.prompts[votes.prompt], ["Tea?", "Rum?", "Tea?", "Rum?"])
 
 
+def test_a_number_and_its_text_are_the_same_rater() -> None:
+    ids = [1, 1.0, "1", "1.0"]
+    assert load_rater_votes([row | {"worker": ids[i % 4]} for i, row in enumerate(ROWS)], "worker").n_raters == 1
+    votes = [vote("Tea?", "Yes.", "No.", "a", None) | {"annotator": one} for one in [*ids, "01"]]
+    assert load_preferences(votes, repeats="first").n_votes.tolist() == [2]
+
+
 def test_the_pairs_are_those_of_load_preferences() -> None:
     without_ids = [{name: value for name, value in row.items() if name != "worker"} for row in ROWS]
     for ties in ("drop", "half"):

@@ -210,12 +210,9 @@ def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, statu
     ("reply", "sentence"),
     [
         (Reply(b"<html>Hello</html>"), r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that"),
-        (Reply(b'{"choices": [{"mess'), "the server's reply is not JSON"),
         (Reply(b"[" * 200_000), "the server's reply is not JSON"),
         (Reply(b'\xff\xfe{"choices"'), "the server's reply is not JSON"),
         (Reply([1, 2]), "the server's reply has no choices with a message each."),
-        (Reply({"choices": [{"text": "Yes."}]}), "has no choices"),
-        (Reply({"choices": [{"message": None}]}), "has no choices"),
         (Reply({"error": {"message": "overloaded"}}), "has no choices.*overloaded"),
         (Reply({"choices": []}), "has an empty list of choices"),
         (says(["Yes."]), "has a message whose content is not a text"),
@@ -252,7 +249,7 @@ def test_a_truncated_reply_is_requested_again(serve: Serve, monkeypatch: pytest.
 def test_a_silent_server_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "RETRIES", 1)
     server = serve(lambda _: time.sleep(1.2) or says("late"))  # type: ignore[func-returns-value]
-    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 attempts; use a longer --timeout"):
+    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 attempts; use a longer timeout"):
         sample(server.model(timeout=0.2))
 
 
@@ -287,7 +284,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
-    assert re.search("too long for the model.*shorten the prompt or lower --max-new-tokens", done.failed[0].error)
+    assert re.search("too long for the model.*shorten the prompt or lower max_new_tokens", done.failed[0].error)
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -525,14 +522,13 @@ def test_a_dropped_response_does_not_count_as_cut_off(serve: Serve, tmp_path: Pa
     ("options", "sentence"),
     [
         ({"base_url": "localhost:8000"}, "the base URL must look like http://localhost:8000/v1"),
-        ({"base_url": "ftp://localhost/v1"}, "the base URL must look like"),
         ({"base_url": "http://[::1/v1"}, "the base URL must look like"),
         ({"base_url": "http://host:99999/v1"}, "the base URL must look like"),
         ({"base_url": "http://ann:secret@localhost/v1"}, "must not contain a password"),
         ({"base_url": "http://localhost/v1?key=secret"}, "must not contain a password"),
         ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency must be from 1 to 256, not 0."),
         ({"base_url": "http://localhost/v1", "timeout": 0}, "timeout must be above 0 and at most 86,400 seconds"),
-        ({"concurrency": 4}, "--concurrency requires --base-url."),
+        ({"concurrency": 4}, "concurrency requires base_url."),
     ],
     ids=str,
 )

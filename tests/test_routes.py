@@ -38,12 +38,16 @@ def client(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator[Client]
 
 def test_compare_and_score_match_the_command_line(client: Client, town_folder: Path, write_jsonl: Any) -> None:
     pairs = [pair(), pair(response_b=TEXTS[2]), pair(prompt=TURNS), pair(response_b=TEXTS[0])]
+    pairs.append(pair(response_a="asdf jkl qwer"))
     offline = [json.loads(line) for line in run("compare", town_folder, write_jsonl(pairs)).stdout.splitlines()]
     online = client.json("/v1/compare", {"pairs": pairs})["results"]
-    assert [set(one) for one in online] == [{"votes", "prob_hat", "prob_policy"}] * 4
+    assert [set(one) for one in online] == [{"votes", "prob_hat", "prob_policy", "unlike"}] * 5
     for ours, theirs in zip(online, offline, strict=True):
-        assert ours["votes"] == theirs["votes"]
+        assert (ours["votes"], ours["unlike"]) == (theirs["votes"], theirs["unlike"])
         assert ours["prob_policy"] == pytest.approx(theirs["prob_policy"])
+    assert (
+        [bool(one["unlike"]) for one in online] == [one["prob_hat"] is None for one in online] == [False] * 4 + [True]
+    )
     assert online[3]["votes"] == [0.5, 0.5, 0.5]
     texts = [{"prompt": "Tea?", "response": text} for text in TEXTS]
     offline = [json.loads(line) for line in run("score", town_folder, write_jsonl(texts)).stdout.splitlines()]
@@ -86,7 +90,7 @@ def test_predicted_shares_include_the_undecided_share(ensemble: RewardEnsemble) 
         (compared,) = client.json("/v1/compare", {"pairs": [pair()]})["results"]
         answers = [client.json("/v1/answer", body | {"seed": seed})["answers"][0] for seed in range(20)]
     assert reply["undecided"] == 0.4
-    assert compared == {key: reply[key] for key in ("votes", "prob_hat", "prob_policy")}
+    assert compared == {key: reply[key] for key in ("votes", "prob_hat", "prob_policy", "unlike")}
     assert reply["prob_hat"] == pytest.approx(0.2 + 0.6 * (rewards[0] > rewards[1]) @ ensemble.weights)
     soft = 1 / (1 + np.exp(-(rewards[0] - rewards[1]) / ensemble.temperature))
     assert reply["prob_policy"] == pytest.approx(0.2 + 0.6 * soft @ ensemble.weights)
@@ -124,14 +128,18 @@ def test_get_reward_has_openrlhfs_format(client: Client, ensemble: RewardEnsembl
     queries = [f"user: Tea?\n{TEXTS[0]}<|im_end|>\n", f"user: Tea?\n{TEXTS[1]}</s><pad>"]
     body = {"query": queries, "prompts": ["user: Tea?\n"] * 2, "labels": [None, "x"]}
     rewards = ensemble.rewards([("user: Tea?\n", text) for text in TEXTS[:2]])
-    reply = client.json("/get_reward", body)
+    reply = client.json("/get_reward?member=1", body)
     assert set(reply) == {"rewards", "scores", "extra_logs"}
-    assert reply["rewards"] == pytest.approx((rewards @ ensemble.weights).tolist())
+    assert reply["rewards"] == reply["scores"] == pytest.approx(rewards[:, 1].tolist())
     assert reply["extra_logs"]["member_2"] == pytest.approx(rewards[:, 2].tolist())
-    assert client.json("/get_reward?member=1", body)["rewards"] == pytest.approx(rewards[:, 1].tolist())
-    whole = client.json("/get_reward", {"query": [TEXTS[0]]})["rewards"]
-    assert whole == pytest.approx(ensemble.rewards([("", TEXTS[0])]) @ ensemble.weights)
-    assert client.error("/get_reward", body | {"prompts": ["one"]})[0] == 422
+    whole = client.json("/get_reward?member=0", {"query": [TEXTS[0]]})["rewards"]
+    assert whole == pytest.approx(ensemble.rewards([("", TEXTS[0])])[:, 0])
+    assert client.error("/get_reward?member=0", body | {"prompts": ["one"]})[0] == 422
+    raw = {"query": "Tea?", "texts": TEXTS, "raw_scores": True}
+    for path, sent in (("/get_reward", body), ("/rerank", raw)):
+        assert client.error(path, sent)[:2] == (422, "member_required"), "rewards of members are not averaged"
+    with pytest.raises(UsageError, match="needs one member"):
+        ensemble.as_reward_func()
 
 
 def test_explain_has_every_members_vote(client: Client) -> None:
@@ -213,7 +221,7 @@ ROUTES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/steer", {"choices": [pair(chosen="a", id=3)]}, "choices.id"),
     ("/rerank", {"query": "Tea?", "texts": TEXTS, "truncate": True}, "truncate"),
     ("/v2/rerank", {"query": "Tea?", "documents": TEXTS, "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
-    ("/get_reward", {"query": TEXTS, "labels": ["x"]}, "labels"),
+    ("/get_reward?member=0", {"query": TEXTS, "labels": ["x"]}, "labels"),
 ]
 
 
@@ -305,34 +313,28 @@ def small(ensemble: RewardEnsemble) -> Iterator[Client]:
         ("/v1/compare", {"pairs": [pair(prompt=[])]}, 422, "empty_prompt"),
         ("/v1/compare", {"pairs": [pair(prompt=None)]}, 422, "invalid"),
         ("/v1/compare", {"pairs": [pair(response_a="half \ud800")]}, 422, "not_text"),
-        ("/v1/compare", {"pairs": [pair(prompt="half \udfff")]}, 422, "not_text"),
         ("/v1/compare", [], 422, "invalid"),
         ("/v1/compare", b"{", 400, "not_json"),
-        ("/v1/compare", b"\xff\xfe", 400, "not_json"),
         ("/v1/compare", b"[" * 1900, 400, "not_json"),
         ("/v1/compare", b"", 422, "invalid"),
         ("/v1/compare", b"x" * 2001, 413, "body_too_large"),
         ("/v1/answer", b'{"prompt": "Tea?", "temperature": NaN}', 422, "invalid"),
-        ("/v1/answer", b'{"prompt": "Tea?", "seed": 1e999}', 422, "invalid"),
         ("/v1/answer", {"prompt": "Tea?", "seed": -1}, 422, "invalid"),
-        ("/v1/answer", {"prompt": "Tea?", "mode": "loud"}, 422, "invalid"),
         ("/v1/answer", {"prompt": "Tea?", "candidates": ["a", "b", "c", "d"]}, 422, "too_many"),
         ("/v1/answer", {"prompt": "Tea?", "candidates": []}, 422, "invalid"),
         ("/v1/answer", {"prompt": "Tea?", "n": 4}, 422, "too_many"),
         ("/v1/answer", {"prompt": "Tea?", "n": 2, "max_tokens": 11}, 422, "too_many"),
         ("/v1/answer", {"prompt": "Tea?", "n": 2, "mode": "steerable", "member": 3}, 400, "unusable"),
         ("/v1/steer", {"choices": [pair(chosen="a")] * 3}, 422, "too_many"),
-        ("/v1/steer", {"choices": [pair(chosen="c")]}, 422, "invalid"),
         ("/v1/steer", {"choices": [pair(chosen="a", ranking=[0, 1])]}, 422, "invalid"),
         ("/v1/steer", {"choices": [{"prompt": "Tea?", "responses": ["a", "b"], "ranking": [0, 2]}]}, 400, "unusable"),
         ("/v1/steer", {"choices": [{"prompt": "Tea?", "responses": list("abcd"), "ranking": [0, 1]}]}, 422, "too_many"),
-        ("/v1/score", {"texts": [{"prompt": "Tea?", "response": "a"}] * 5}, 422, "too_many"),
         ("/v2/rerank", {"query": "Tea?", "documents": ["a"], "rank_fields": ["title"]}, 400, "unsupported_field"),
         ("/rerank", {"query": "Tea?", "texts": list("abcde")}, 422, "too_many"),
         ("/rerank?member=3", {"query": "Tea?", "texts": ["a"]}, 404, "no_such_member"),
         ("/rerank?member=x", {"query": "Tea?", "texts": ["a"]}, 422, "invalid"),
         ("/v2/rerank", {"query": "Tea?", "documents": ["a"], "model": "town:member-9"}, 404, "model_not_found"),
-        ("/get_reward", {"query": ["a"], "prompts": ["x" * 101]}, 422, "text_too_long"),
+        ("/get_reward?member=0", {"query": ["a"], "prompts": ["x" * 101]}, 422, "text_too_long"),
         ("/v1/chat/completions", {"model": "twon", "messages": HELLO}, 404, "model_not_found"),
         ("/v1/chat/completions", {"model": "town", "messages": []}, 422, "invalid"),
         ("/v1/chat/completions", {"model": "town:balanced", "messages": HELLO, "n": 2}, 400, "invalid"),
@@ -396,7 +398,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("/rerank", "/rerank?member=1", {"query": "Tea?", "texts": TEXTS, "return_text": True}),
     ("/v1/rerank", "/v1/rerank", {"query": "Tea?", "documents": TEXTS}),
     ("/v2/rerank", "/v2/rerank", {"query": "Tea?", "documents": TEXTS, "return_documents": True}),
-    ("/get_reward", "/get_reward", {"query": TEXTS}),
+    ("/get_reward", "/get_reward?member=0", {"query": TEXTS}),
     ("/v1/ensemble", "/v1/ensemble", None),
     ("/health", "/health", None),
     ("/healthz", "/healthz", None),

@@ -176,7 +176,7 @@ def test_a_port_in_use_exits_with_one_sentence(town_folder: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
 def test_other_hosts_require_an_api_key(ensemble: RewardEnsemble, host: str) -> None:
-    with pytest.raises(UsageError, match="--api-key"):
+    with pytest.raises(UsageError, match="api_key"):
         serve_ensemble(ensemble, host=host)
 
 

@@ -38,9 +38,9 @@ def test_the_same_fit_may_be_repeated(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("votes", "changes", "message"),
     [
-        (OTHER, {}, "holds an ensemble of other votes: name another folder, or use --overwrite"),
-        (VOTES, {"k": 3}, r"was fitted with other options \(--k\): name another folder, or use --overwrite"),
-        (VOTES, {"seed": 1, "level": "policy", "method": "joint"}, r"other options \(--method, --level, --seed\)"),
+        (OTHER, {}, "holds an ensemble of other votes: name another folder, or use overwrite=True"),
+        (VOTES, {"k": 3}, r"was fitted with other options \(k\): name another folder, or use overwrite=True"),
+        (VOTES, {"seed": 1, "level": "policy", "method": "joint"}, r"other options \(method, level, seed\)"),
     ],
 )
 def test_another_fit_needs_overwrite(copy: Path, votes: Any, changes: dict[str, Any], message: str) -> None:
@@ -66,12 +66,12 @@ def test_an_ensemble_that_cannot_be_read_needs_overwrite(copy: Path) -> None:
 
 
 def test_pruning_replaces_a_pruning_of_the_same_ensemble_only(copy: Path, tmp_path: Path) -> None:
-    pruning = prune(RewardEnsemble.load(copy), load_held_out(copy), beta=3)
+    pruning = prune(RewardEnsemble.load(copy), load_held_out(copy), beta=3, only_far=False)
     pruning.save(tmp_path / "p", source=copy)
     pruning.save(tmp_path / "p", source=copy)
     fit(OTHER, folder=tmp_path / "other", **OPTIONS)
     before = files_of(tmp_path / "other")
-    with pytest.raises(UsageError, match="--overwrite"):
+    with pytest.raises(UsageError, match="overwrite"):
         pruning.save(tmp_path / "other", source=copy)
     assert files_of(tmp_path / "other") == before
     pruning.save(tmp_path / "other", source=copy, overwrite=True)

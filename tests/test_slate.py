@@ -3,7 +3,7 @@
 import io
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,18 @@ from served import Writer
 
 from pluralign import PreferenceSet, RewardEnsemble, answer, town_hall
 from pluralign.answering import gate as gates
-from pluralign.answering.answer import DRAFTS, choose
+from pluralign.answering.answer import ALL_UNLIKE, DRAFTS, ONLY_ONE, UNCHECKED, choose
 from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
 from pluralign.answering.request import AnswerRequest, Voters
-from pluralign.answering.slate import NO_MAJORITY, NO_MAJORITY_BY_RULE, instruction, judge_statements, similarity
+from pluralign.answering.slate import (
+    MINORITY,
+    NO_MAJORITY,
+    NO_MAJORITY_BY_RULE,
+    NO_RIVAL,
+    instruction,
+    judge_statements,
+    similarity,
+)
 from pluralign.answering.slate import consensus as consensus_of
 from pluralign.answering.slate import slate as slate_of
 from pluralign.cli.render.answers import answer_page
@@ -26,6 +34,7 @@ from pluralign.text.encoders import TextFeatures, default_encoder
 from pluralign.theory.calibration import policy_prob, with_undecided
 from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import candidates_of
+from pluralign.votes.load import load_preferences
 from pluralign.votes.prompts import Prompt
 
 TEXTS = ["A", "B", "C", "D"]
@@ -92,10 +101,15 @@ def test_an_entry_that_no_member_ranks_first_names_the_member_that_adds_most() -
     assert found.coverage == pytest.approx(1)
 
 
-def test_a_slate_has_as_many_entries_as_different_favourites_by_default() -> None:
-    for temperature in (0.0, 1.0):
-        assert len(slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS, temperature)).entries) == 3
-    assert len(slate(TEXTS, SECOND_CHOICE, Voters(WEIGHTS), size=9).entries) == 4
+def test_a_slate_is_a_selection_of_at_most_three_different_favourites() -> None:
+    weights = np.full(9, 1 / 9)
+    for n, size in ((2, 2), (3, 2), (4, 2), (5, 3), (6, 3), (9, 3)):
+        texts = [f"Answer number {i}." for i in range(n)]
+        assert len(slate(texts, np.eye(9)[:n] + 0.1, Voters(weights)).entries) == size
+        assert len(slate(texts, np.eye(9)[:n], Voters(weights), size=9).entries) == n
+        one = np.zeros((n, 9))
+        one[0] = 1
+        assert len(slate(texts, one, voting(*weights)).entries) == 1
 
 
 def test_predicted_shares_of_two_answers_are_the_predicted_shares_of_the_ensemble() -> None:
@@ -115,9 +129,15 @@ def test_a_consensus_at_the_policy_level_counts_how_much_members_prefer_an_answe
     assert consensus(rewards, Voters(weights), "borda").text == "B"
 
 
-def test_the_consensus_of_a_single_candidate_has_full_support() -> None:
+def test_a_single_candidate_has_no_rival_and_no_share() -> None:
     found = consensus(np.zeros((1, 2)), voting(0.5, 0.5))
-    assert (found.text, found.least_support, found.mean_support, found.favourite_of) == ("A", 1.0, 1.0, 1.0)
+    shares = found.least_support, found.mean_support, found.favourite_of
+    assert (found.text, *shares, found.note) == ("A", None, None, None, NO_RIVAL)
+    alone = choose(AnswerRequest("Tea?"), voting(0.5, 0.5), ["A"], np.zeros((1, 2)), reasons=[""])
+    assert (alone.answers[0].share, alone.coverage, alone.notes) == (None, None, (ONLY_ONE,))
+    printed = io.StringIO()
+    Console(width=100, file=printed).print(*answer_page(alone, "Tea?", []))
+    assert "%" not in printed.getvalue()
 
 
 CYCLE = np.array([[3.0, 1.0, 2.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0]])
@@ -127,7 +147,7 @@ CYCLE = np.array([[3.0, 1.0, 2.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0]])
 @pytest.mark.parametrize(
     ("rewards", "weights", "note"),
     [
-        (CYCLE, [0.4, 0.3, 0.3], NO_MAJORITY),
+        (CYCLE, [0.4, 0.3, 0.3], MINORITY + NO_MAJORITY),
         (CYCLE, [0.6, 0.2, 0.2], ""),
         (CYCLE[:2], [0.4, 0.3, 0.3], ""),
         (CYCLE[:2], [0.5, 0.5, 0.0], ""),
@@ -139,12 +159,19 @@ def test_a_consensus_without_a_majority_says_so(rewards: Any, weights: list[floa
     assert (found.least_support < 0.5) == bool(note)
 
 
+def test_a_winner_of_another_rule_below_half_says_so_where_an_answer_has_a_majority() -> None:
+    rewards = np.array([[3.0, 0.0], [2.0, 3.0], [1.0, 2.0], [0.0, 1.0]])  # A wins by a little, B is far above the rest
+    found, majority = consensus(rewards, voting(0.52, 0.48), "borda"), consensus(rewards, voting(0.52, 0.48))
+    assert (found.text, found.least_support, found.note) == ("B", pytest.approx(0.48), MINORITY)
+    assert (majority.text, majority.note) == ("A", "")
+
+
 def test_another_rule_does_not_claim_to_come_nearest() -> None:
     weights, random = voting(0.42, 0.3, 0.28), np.random.default_rng(0)
     nearest = consensus(CYCLE, weights)
     drawn = {consensus_of(TEXTS[:3], CYCLE, weights, "lottery", random) for _ in range(40)}
-    assert {one.note for one in drawn if one.text == nearest.text} <= {NO_MAJORITY}
-    assert {one.note for one in drawn if one.text != nearest.text} == {NO_MAJORITY_BY_RULE}
+    assert {one.note for one in drawn if one.text == nearest.text} <= {MINORITY + NO_MAJORITY}
+    assert {one.note for one in drawn if one.text != nearest.text} == {MINORITY + NO_MAJORITY_BY_RULE}
 
 
 def test_the_statement_with_the_most_support_is_compared_with_the_best_candidate() -> None:
@@ -160,8 +187,8 @@ def test_the_terminal_says_that_no_answer_has_a_majority() -> None:
     found = choose(AnswerRequest("", rule="maximin", level="vote"), voting(0.4, 0.3, 0.3), TEXTS[:3], CYCLE)
     printed = io.StringIO()
     Console(width=100, file=printed).print(*answer_page(found, "Tea?", []))
-    shares = ("favourite of 40% of people (predicted)", "3 of 3 candidates, covering 100% of people (predicted)")
-    for words in (NO_MAJORITY, *shares):
+    shares = ("favourite of 40% of people (predicted)", "2 of 3 candidates, covering 70% of people (predicted)")
+    for words in ("No answer has a majority", *shares):
         assert words in printed.getvalue()
 
 
@@ -288,8 +315,60 @@ def test_an_accepted_draft_is_kept_where_a_refused_one_has_more_support(ensemble
     assert {n for _, n, _ in writer.requests} == {DRAFTS}
 
 
-def test_an_answer_that_the_gate_would_refuse_gets_a_note(ensemble: RewardEnsemble) -> None:
-    ensemble = replace(ensemble, weights=np.array([1.0, 0.0, 0.0]))
-    found = answer(ensemble, "Tea?", ["salad"], gate=Refusing("salad"))
-    assert [entry.text for entry in found.answers] == ["salad"]
-    assert "read the answer of member 0 with care: it is salad" in found.notes
+SALADS = ["Yes, please, a salad!", "salad " * 9, "No.", "Perhaps; it may depend on the cost."]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"level": "vote", "rule": "lottery", "slate_size": 4},
+        {"mode": "distributional"},
+        {"mode": "steerable", "member": 1},
+        {"mode": "steerable", "choices": [{"prompt": "?", "response_a": "No.", "response_b": "Yes!", "vote": "b"}]},
+        {"policies": {0: Writer(responses=["Salad? A salad!"]), 1: Writer(responses=["We may plant one."])}},
+    ],
+    ids=str,
+)
+def test_refused_texts_never_win_against_others_and_have_no_share(
+    ensemble: RewardEnsemble, options: dict[str, Any]
+) -> None:
+    for seed in range(8):
+        found = answer(ensemble, "Tea?", SALADS, gate=Refusing("alad"), seed=seed, **options)
+        shown = [entry.text for entry in found.answers] + ([found.consensus.text] if found.consensus else [])
+        assert not any("alad" in text for text in shown)
+        assert set(found.unlike.values()) == {"it is salad"}
+        assert any(f"{len(found.unlike)} of {found.candidates} candidates are unlike" in note for note in found.notes)
+        none = answer(ensemble, "Tea?", SALADS, gate=Refusing(""), seed=seed, **options)
+        assert none.notes[-1] == ALL_UNLIKE or ALL_UNLIKE in none.notes
+        assert (none.consensus, none.coverage) == (None, None)
+        assert {(entry.share, entry.weight, entry.members) for entry in none.answers} == {(None, 0.0, ())}
+        assert none.steering is None or none.steering.support is None
+    page = io.StringIO()
+    Console(width=100, file=page).print(*answer_page(none, "Tea?", []))
+    assert "%" not in page.getvalue()
+    assert "unlike anything these people voted on" in page.getvalue()
+
+
+def test_without_held_out_texts_a_note_says_that_nothing_was_checked(ensemble: RewardEnsemble) -> None:
+    assert answer(ensemble, "Tea?", SALADS).notes == (UNCHECKED,)
+
+
+def test_texts_that_people_voted_on_are_never_refused(votes: PreferenceSet) -> None:
+    odd = {"prompt": "Tea?", "response_a": "zu mag blethon", "response_b": "zzz zzz zzz zzz"}
+    gate: Any = fit_gate(load_preferences([*votes.to_records(), odd | {"votes_a": 3, "votes_b": 2}]), None)
+    assert gate.reasons("Tea?", ["zu mag blethon", "zzz zzz zzz zzz"]) == ["", ""]
+    assert gate.reasons("Rum?", ["zzz zzz zzz zzz"]) != [""]
+
+
+def test_short_texts_are_compared_with_short_parts_of_held_out_texts(votes: PreferenceSet, gate: NoveltyGate) -> None:
+    nonsense = ["asdf jkl qwer", "blue blue blue the the", "the the the the"]
+    assert all(gate.reasons("Should the town plant more trees?", nonsense))
+    sensible = ["We should plant trees, because they cool the streets.", "No.", "Yes, but only if it costs little."]
+    assert gate.reasons("Should the town plant more trees?", sensible) == [""] * 3
+    known = {Prompt(one).key for one in votes.prompts[::2]}
+    mask = np.array([Prompt(votes.prompts[i]).key in known for i in votes.prompt_index])
+    half: Any = fit_gate(votes[mask], None)
+    for length in (5, 10, 20):
+        words = [(one.prompt, " ".join(one.responses[0].split()[:length])) for one in candidates_of(votes[~mask])]
+        assert np.mean([reason != "" for reason in half.check(words)]) < 0.06

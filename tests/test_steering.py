@@ -1,4 +1,4 @@
-"""What a user's choices say about the user, and the answer for the user; steering by the list of words."""
+"""What a user's choices and words say about the user, and what they change in the answer."""
 
 from dataclasses import replace
 
@@ -6,23 +6,43 @@ import numpy as np
 import pytest
 from served import Writer
 
-from pluralign import PreferenceSet, RewardEnsemble, UsageError, answer
-from pluralign.answering import steering
-from pluralign.answering.request import Voters
-from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.cards import Profile, member_profiles
+from pluralign import PreferenceSet, answer, fit, town_hall
+from pluralign.answering.request import NO_VOICES, Voters
+from pluralign.answering.steering import (
+    JUDGED_PAIRS,
+    NO_MEANING,
+    NOBODY,
+    UNKNOWN_WORDS,
+    Likings,
+    MeaningMatch,
+    ScoredChoices,
+    Steering,
+    _verdict,
+    judged_choices,
+    meaning_posterior,
+    steer_by_choices,
+    steer_by_meaning,
+)
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.text.encoders import default_encoder
 from pluralign.theory.posterior import ChoiceModel
 
 MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")
 
 
 @pytest.fixture(scope="module")
-def cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[Profile]:
-    return member_profiles(ensemble.weights, held_out)
+def minilm_town() -> tuple[RewardEnsemble, HeldOutVotes]:
+    """An ensemble that reads meaning, with held-out votes."""
+    votes = town_hall(160).preferences
+    mask = votes.test_mask(0.5)
+    town = fit(votes[~mask], k=2, encoder="minilm", target="mixture")
+    return town, score_held_out(town, votes[mask])
 
 
-def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> steering.Steering:
-    return steering.steer_by_choices(steering.ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
+def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
+    return steer_by_choices(ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
 
 
 def choices_of_member(ensemble: RewardEnsemble, votes: PreferenceSet, member: int) -> PreferenceSet:
@@ -92,30 +112,53 @@ def test_the_pair_to_ask_next_separates_the_likely_members(ensemble: RewardEnsem
     assert alone.ask is None
 
 
-def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:
-    lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
-    assert max(lengths) > 0
-    assert steering.steer_by_words("long answers", cards).member == np.argmax(lengths)
-    opposite = [replace(card, leans=tuple(replace(lean, own=-lean.own) for lean in card.leans)) for card in cards]
-    assert steering.steer_by_words("brief, please", opposite).member == np.argmax(lengths)
+def test_an_answer_says_what_choices_changed_and_what_the_next_one_decides(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes
+) -> None:
+    def as_rows(choices: PreferenceSet) -> list[dict[str, str]]:
+        texts = [{name: row[name] for name in ("prompt", "response_a", "response_b")} for row in choices.to_records()]
+        return [{**one, "vote": "a" if first else "b"} for one, first in zip(texts, choices.votes_a, strict=True)]
+
+    ensemble, votes = replace(ensemble, undecided=0.0, choice_model=MEMBERS), held_out.preferences
+    prompt, candidates = str(votes.prompts[0]), [str(text) for text in votes.responses[:6]]
+    changed = set()
+    for member in range(ensemble.k):
+        choices = choices_of_member(ensemble, votes, member)
+        found = answer(ensemble, prompt, candidates, "steerable", choices=choices[:4])
+        assert found.steering is not None
+        assert found.steering.ask is not None
+        ask, now = found.steering.ask, found.answers[0].text
+        changed.add(now != found.steering.before)
+        for letter, then in (("a", ask.answer_a), ("b", ask.answer_b)):
+            last = {"prompt": prompt, "response_a": ask.response_a, "response_b": ask.response_b, "vote": letter}
+            rows = [*as_rows(choices[:4]), last]
+            assert answer(ensemble, prompt, candidates, "steerable", choices=rows).answers[0].text == then
+    assert True in changed
 
 
-def test_negation_reverses_the_wanted_direction() -> None:
-    assert steering.wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
+def test_where_votes_show_no_voices_a_note_says_that_steering_cannot_help(ensemble: RewardEnsemble) -> None:
+    choice = [{"prompt": "Rum?", "response_a": "Yes, please!", "response_b": "No.", "vote": "a"}]
+    for model, note in (
+        (ChoiceModel(), NO_VOICES),
+        (ChoiceModel(people=0.05, source="raters"), NO_VOICES),
+        (ChoiceModel(people=0.5, source="voices"), ""),
+    ):
+        found = answer(replace(ensemble, choice_model=model), "Tea?", ["Yes.", "No."], "steerable", choices=choice)
+        assert found.steering is not None
+        assert found.steering.note == note
+        assert (NO_VOICES in found.notes) == bool(note)
 
 
-def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profile]) -> None:
-    with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
-        steering.steer_by_words("purple", cards)
-    with pytest.raises(UsageError, match="need held-out votes"):
-        steering.steer_by_words("short", [])
-
-
-def test_steering_without_rater_ids_notes_that_it_changes_little() -> None:
-    people = Voters(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
-    assert steering.steering_notes(people) == (steering.FITTED_WITHOUT_IDS,)
-    for share, source in ((0.05, "raters"), (0.5, "voices")):
-        assert steering.steering_notes(replace(people, model=ChoiceModel(people=share, source=source))) == ()
+def test_choices_that_follow_no_member_give_a_note(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    choices = choices_of_member(ensemble, held_out.preferences, 0)[:30]
+    scored = ScoredChoices.of(ensemble, choices)
+    average = np.asarray(
+        -5.0 * scored.rankings.place, dtype=np.float64
+    )  # everyone's favourite is chosen, and it is every member's last
+    scored = replace(scored, rewards=np.repeat(-average[:, None], ensemble.k, axis=1), average=average)
+    found = steer_by_choices(scored, Voters.of(replace(ensemble, choice_model=MEMBERS)))
+    assert found.average > 0.9
+    assert found.note == NOBODY
 
 
 # --- words by their meaning -------------------------------------------------------------------------------------------
@@ -130,24 +173,45 @@ def test_a_description_selects_the_member_that_likes_this_direction() -> None:
     prompts = np.arange(300, dtype=np.int32) // 5
     for member in range(3):
         described = np.vstack([common, np.eye(6)[member]])
-        found = steering.meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
+        found = meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
         assert found.argmax() == member
         assert found.sum() == pytest.approx(1)
     neutral = np.vstack([common, common.mean(axis=0)])
-    assert steering.meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
+    assert meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
 
 
 def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
     people = Voters(np.array([0.5, 0.5]), model=ChoiceModel(people=0.3))
-    found = steering.steer_by_meaning(steering.MeaningMatch(np.array([0.2, 0.8])), people)
+    found = steer_by_meaning(MeaningMatch(np.array([0.2, 0.8])), people)
     assert found.member == 1
     assert found.posterior == pytest.approx((0.06, 0.24))
     assert found.average == pytest.approx(0.7)
     assert people.believed(np.array([0.2, 0.8])).sum(axis=1) == pytest.approx([0.06, 0.24, 0.7])
 
 
-def test_hashed_words_have_no_meaning_to_match(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
-    assert steering.Likings.of(ensemble, held_out) is None
+def test_words_without_a_meaning_change_nothing_and_a_note_says_so(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes
+) -> None:
+    assert Likings.of(ensemble, held_out) is None
+    found = answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", like="short", held_out=held_out)
+    assert found.steering is not None
+    assert (found.steering.note, found.answers[0].text) == (NO_MEANING, found.steering.before)
+    assert NO_MEANING in found.notes
+
+
+@pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
+def test_nonsense_words_change_nothing_and_a_note_says_so(minilm_town: tuple[RewardEnsemble, HeldOutVotes]) -> None:
+    town, held_out = minilm_town
+    town = replace(town, choice_model=MEMBERS)
+    posterior = {}
+    for words in ("xyzzy qwerty", "protect nature and the climate first"):
+        found = answer(town, "Trees?", ["Yes.", "No."], "steerable", like=words, held_out=held_out).steering
+        assert found is not None
+        assert found.note == (UNKNOWN_WORDS if "xyzzy" in words else "")
+        posterior[words] = found.posterior
+    weights = 0.9 * town.weights
+    assert posterior["xyzzy qwerty"] == pytest.approx(weights)
+    assert posterior["protect nature and the climate first"] != pytest.approx(weights)
 
 
 def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -164,9 +228,9 @@ def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held
             a, b = ensemble.rewards([(prompt, first), (prompt, second)])[:, member]
             return "Response A." if a > b else "B"
 
-        choices = steering.judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
-        assert len(choices) <= steering.JUDGED_PAIRS
-        found = steering.steer_by_choices(choices, Voters.of(ensemble))
+        choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
+        assert len(choices) <= JUDGED_PAIRS
+        found = steer_by_choices(choices, Voters.of(ensemble))
         assert found.member == member
     assert "what member 1 wants" in asked[0]
 
@@ -184,4 +248,4 @@ def test_a_judge_that_always_says_a_is_refused(ensemble: RewardEnsemble, held_ou
     [("A", "A"), ("Response B.", "B"), ("b", "B"), ("A or B", None), ("", None), ("I am not sure", None)],
 )
 def test_replies_name_exactly_one_response(reply: str, verdict: str | None) -> None:
-    assert steering._verdict(reply) == verdict
+    assert _verdict(reply) == verdict

@@ -97,7 +97,7 @@ def test_missing_texts_are_counted_in_the_error(folder: Path) -> None:
     ("requested", "sentence"),
     [
         (TextFeatures("none"), r"those of hashing \(hashing-crc32-1024\), not of none \(no encoder\)"),
-        (replace(HASHING, surface=False), "it has surface features; use --surface here too"),
+        (replace(HASHING, surface=False), "it has surface features; use surface here too"),
     ],
 )
 def test_features_of_another_encoder_raise_data_error(folder: Path, requested: TextFeatures, sentence: str) -> None:

@@ -172,7 +172,6 @@ def test_each_text_is_readable_english(hall: TownHall) -> None:
         ("votes_per_pair must be a whole number of at least 1, not 0", {"votes_per_pair": 0}),
         ("the upper end of votes_per_pair must be .* at least 5, not 3", {"votes_per_pair": (5, 3)}),
         (r"votes_per_pair must be a number or a \(low, high\) pair", {"votes_per_pair": (1, 2, 3)}),
-        ("n_responses_per_prompt must be a whole number of at least 2", {"n_responses_per_prompt": 1}),
         ("n_responses_per_prompt must be at most 50", {"n_responses_per_prompt": 51}),
         ("pairs_per_prompt must be at most 3", {"n_responses_per_prompt": 3, "pairs_per_prompt": 4}),
         ("at most 4,147,200 distinct prompts", {"n_pairs": 5_000_000, "pairs_per_prompt": 1}),

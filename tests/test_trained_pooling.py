@@ -22,8 +22,8 @@ from pluralign.learning import trained_pooling, voices
 from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs
+from pluralign.learning.bradley_terry import damping_factor
 from pluralign.learning.task import FitTask
-from pluralign.learning.teacher import damping_factor
 from pluralign.learning.trained_pooling import (
     ON_JUDGMENTS,
     ON_PAIRS,
@@ -291,7 +291,7 @@ def test_only_sentence_encoders_have_it(encoder: Path, tmp_path: Path, change: d
 def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> None:
     with pytest.raises(UsageError, match="need a folder for their models"):
         fit(votes, encoder=str(encoder), **QUICK)
-    with pytest.raises(UsageError, match="name --layers by number"):
+    with pytest.raises(UsageError, match="name layers by number"):
         trained_pooling.frozen_encoder(FitOptions(encoder=str(encoder), layers="last"))
 
 

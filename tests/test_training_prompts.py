@@ -32,15 +32,6 @@ def test_fit_saves_the_hashes_of_its_training_prompts(ensemble: RewardEnsemble, 
     np.testing.assert_array_equal(ensemble.trained_on, hash_prompts(trained.prompts))
 
 
-def test_evaluate_on_the_training_file_measures_held_out_prompts_only(ensemble: RewardEnsemble) -> None:
-    found = evaluate(ensemble, VOTES, groups=[])
-    fitted = ensemble.record.evaluation
-    assert fitted is not None
-    assert found.test == fitted.test
-    assert found.baselines == fitted.baselines
-    assert found.left_out == LeftOut(pairs=len(VOTES) - fitted.pairs, prompts=len(VOTES.prompts) - fitted.prompts)
-
-
 def test_all_prompts_give_a_score_that_is_too_good(ensemble: RewardEnsemble) -> None:
     honest, leaked = evaluate(ensemble, VOTES, groups=[]), evaluate(ensemble, VOTES, groups=[], all_prompts=True)
     assert leaked.pairs == len(VOTES)

@@ -35,6 +35,14 @@ MORE_AND_LESS = {
     "warmth": ("Thank you, dear friends, for the kindness.", "Now to the next point on the list."),
     "readability": ("The cat sat on the mat.", "Infrastructural considerations necessitate deliberation."),
     "echo": ("The town will build the bridge.", "Nobody here wants more concrete."),
+    "money": ("It costs a lot and raises taxes.", "It takes a while to build."),
+    "rules": ("The law bans it and the police enforce it.", "People do it anyway."),
+    "freedom": ("People are free to make that choice.", "People should do as the council says."),
+    "fairness": ("It is unfair and deepens inequality.", "It is ugly and far away."),
+    "evidence": ("Research and experts show it.", "I have a feeling about it."),
+    "community": ("Families and neighbours meet there.", "Cars pass there all day."),
+    "nature": ("Trees and animals need clean rivers.", "Shops and banks need new roads."),
+    "safety": ("It is a danger and a risk to health.", "It is a pleasant sight in summer."),
 }
 
 
@@ -45,10 +53,12 @@ def test_a_text_with_more_of_a_trait_scores_higher(key: str) -> None:
 
 
 def test_traits_have_distinct_names() -> None:
-    assert len({trait.key for trait in TRAITS}) == len(TRAITS) == 16
+    assert len({trait.key for trait in TRAITS}) == len(TRAITS) == 24
     phrases = [phrase for trait in TRAITS for phrase in (trait.more, trait.less)]
     assert len(set(phrases)) == len(phrases)
     assert all(trait.definition.endswith(".") for trait in TRAITS)
+    assert max(len(phrase.removeprefix("a ").split()) for phrase in phrases) <= 4, "they name members"
+    assert max(len(trait.aspect.split()) for trait in TRAITS) <= 2
 
 
 @pytest.mark.parametrize(
@@ -133,5 +143,6 @@ def test_cards_without_vader_differ_only_by_the_tone(
         assert before.leans[KEYS.index("sentiment")].pairs > 0
         named = not any(lean.claim for lean in before.leans if lean.trait == "sentiment")
         assert named, "choose votes whose cards do not mention the tone"
-        leans = tuple(before.leans[p] if key == "sentiment" else card.leans[p] for p, key in enumerate(KEYS))
-        assert replace(card, leans=leans) == before
+        for lean, complete_lean in zip(card.leans, before.leans, strict=True):  # the number of tests differs
+            assert lean.trait == "sentiment" or repr(replace(lean, claim="")) == repr(replace(complete_lean, claim=""))
+        assert card.distinguishing == before.distinguishing

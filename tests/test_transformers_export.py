@@ -188,7 +188,7 @@ def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> 
 
 
 def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --member all"):
+    with pytest.raises(UsageError, match=r"separate models .* member J, or each .* member all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
     done = export(stagewise, tmp_path / "out", member="all")
@@ -352,7 +352,7 @@ def test_an_export_replaces_only_an_export(joint: Path, tmp_path: Path, monkeypa
     out = tmp_path / "out"
     out.mkdir()
     export(joint, out, member=0)
-    with pytest.raises(UsageError, match=r"is not empty; .* --overwrite"):
+    with pytest.raises(UsageError, match=r"is not empty; .* overwrite"):
         export(joint, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
@@ -374,14 +374,6 @@ def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, mon
     with pytest.raises(UsageError, match=r"but only 0 MB are free"):
         export(joint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_changed_model_is_rejected(joint_lora: Path, tmp_path: Path) -> None:
-    importlib.import_module("shutil").copytree(joint_lora, tmp_path / "dir")
-    weights = tmp_path / "dir" / "backbone" / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(DataError, match="its hash differs"):
-        export(tmp_path / "dir", tmp_path / "out")
 
 
 def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:

@@ -121,20 +121,20 @@ def test_a_far_undecided_share_is_removed_and_uses_up_its_part_of_the_weight() -
     ensemble = replace(some_ensemble(k=10).take(range(10), np.full(10, 0.1)), undecided=0.05)
     share = np.append(0.025 + 0.95 * 0.9, np.full(19, 0.975))
     assert 4 * np.minimum(share, 1 - share).mean() < 0.5
-    pruning = plan_pruning(ensemble, held_out, beta=4)
+    pruning = plan_pruning(ensemble, held_out, beta=4, only_far=False)
     assert pruning.ensemble.undecided == 0
     assert pruning.undecided_before == 0.05
     assert len(pruning.removed) == 2, "1/(β − 1) − u = .283 is two members of .095 each"
     assert pruning.removed_weight == pytest.approx(0.05 + 2 * 0.095)
-    far = plan_pruning(ensemble, held_out, beta=4, only_far=True)
+    far = plan_pruning(ensemble, held_out, beta=4)
     assert (far.removed, far.ensemble.undecided, far.removed_weight) == ([], 0.0, 0.05)
 
 
 def test_a_near_undecided_share_is_kept_and_scaled_like_the_members() -> None:
     ensemble, held_out = four_and_a_contrarian(3, 1)
     undecided = replace(ensemble, undecided=0.4)
-    assert plan_pruning(ensemble, held_out, beta=21).removed == [], "a weight of .08 is above 1/20"
-    pruning = plan_pruning(undecided, held_out, beta=21)
+    assert plan_pruning(ensemble, held_out, beta=21, only_far=False).removed == [], "a weight of .08 is above 1/20"
+    pruning = plan_pruning(undecided, held_out, beta=21, only_far=False)
     assert pruning.removed == [4], "a weight of (1 − u)·.08 is not"
     assert pruning.ensemble.undecided == pytest.approx(0.4 / (1 - 0.6 * 0.08))
     assert pruning.removed_weight == pytest.approx(0.6 * 0.08)

@@ -42,7 +42,15 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2.5, 1e308, -1e308, 10**20, 10**400, float("nan"), float("inf"), 1e-320),
     *("", " ", "\x00", "\x1b]0;title\x07", "\ud800", "a" * 5000, "１２", "1_0", "0x1f", "tie", "½", "[{", "null"),
     *([], {}, [[]], [None], {"role": "user"}, [{"role": "user", "content": "Hi"}]),
-    *([{"role": "\ud800", "content": "x"}], [[[[[]]]]], [0, 0, 0], [5, 6, 7], {"a": 1}, ["x"] * 50),
+    *(
+        [{"role": "\ud800", "content": "x"}],
+        [[[[[]]]]],
+        [0, 0, 0],
+        [5, 6, 7],
+        {"a": 1},
+        ["x"] * 50,
+        ["No.", "Yes.", "No."],
+    ),
 )
 NAMES = ("", " ", "prompt", "votes_a", "response_01", "response_२", "score_", "\x1b[31m", "split", "n", "Vote", "id\n")
 
@@ -83,8 +91,13 @@ def as_bytes(rows: list[Row], form: str) -> bytes:
         return text.getvalue().encode(errors="surrogatepass")
     if form == "parquet":
         try:
-            sink = io.BytesIO()
-            pq.write_table(pa.Table.from_pylist(rows), sink)
+            sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
+            for position, column in enumerate(table.columns if len(rows) % 2 else ()):
+                if pa.types.is_string(column.type):  # no longer UTF-8
+                    texts = pa.array([text and text.encode().replace(b"e", b"\xff") for text in column.to_pylist()])
+                    broken = pa.Array.from_buffers(pa.string(), len(texts), texts.cast(pa.binary()).buffers())
+                    table = table.set_column(position, table.column_names[position], broken)
+            pq.write_table(table, sink)
             return sink.getvalue()
         except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError):
             return lines

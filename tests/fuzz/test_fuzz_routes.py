@@ -135,8 +135,8 @@ def mutated(value: Json, random: Random) -> Json:
         if isinstance(old, dict) and old and random.random() < 0.3:
             new = {name: one for name, one in old.items() if name != random.choice(list(old))}
         elif isinstance(old, dict) and random.random() < 0.5:
-            names = ("tools", "n", "logprobs", "stream", "stream_options", "seed", "__proto__", *TEXTS)
-            new = {**old, random.choice(names): hostile(random)}
+            names = ("tools", "n", "logprobs", "stream", "stream_options", "seed", "__proto__", "", " ", *TEXTS)
+            new = {**old, **{random.choice(names): hostile(random) for _ in range(random.choice((1, 1, 3)))}}
         elif isinstance(old, list) and random.random() < 0.3:
             new = old * random.choice((0, 2, 50))
         else:

@@ -19,7 +19,22 @@ from pluralign.measuring.individuals import load_representation, save_representa
 LINE = json.dumps({"prompt": "Tea?", "response": "Yes.", "response_a": "Yes.", "response_b": "No, thank you."})
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-320, 1e308, 10**400, float("nan"), float("inf")),
-    *("", "x", "../..", "0.5", "é\u0000", [], [0.5, 0.5], [1.0], ["x"], {}, {"x": 1}, [[[]]]),
+    *(
+        "",
+        "x",
+        "../..",
+        "0.5",
+        "é\u0000",
+        "\ud800",
+        "\x1b[2J\u202e",
+        [],
+        [0.5, 0.5],
+        [1.0],
+        ["x"],
+        {},
+        {"x": 1},
+        [[[]]],
+    ),
 )
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from pluralign.answering import slate
-from pluralign.answering.gate import NoveltyGate, fit_gate
+from pluralign.answering.gate import NoveltyGate, fit_gate, words_of
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
 from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.steering import (
@@ -37,11 +37,11 @@ from pluralign.answering.steering import (
     answer_for,
     find_user,
     judged_choices,
-    steering_notes,
 )
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.random_streams import OWN_ANSWERS, random_stream
+from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
@@ -50,6 +50,8 @@ from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
 from pluralign.theory.social_choice import policies
+from pluralign.votes.candidates import Candidates as CandidateList
+from pluralign.votes.candidates import candidates_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")
@@ -62,6 +64,12 @@ DRAFTS = 4
 """Statements to request from the writer."""
 WRITING_TEMPERATURE = 0.7
 """Maximum sampling temperature of drafts. At the higher temperature of candidates, small models write nonsense."""
+ONLY_ONE = "there is only one candidate to choose: it has no rival, so no share of people is stated"
+UNCHECKED = "no held-out texts to compare candidates with: shares of texts unlike those people voted on mean nothing"
+SOME_UNLIKE = "{} of {} candidates are unlike anything these people voted on and were left out"
+ALL_UNLIKE = "every candidate is unlike anything these people voted on, so no share of people is stated"
+QUESTIONS_SHOWN = 5
+"""Held-out questions that an error names."""
 SHARED_CANDIDATES = 8
 """Candidates to sample for a request that does not say."""
 
@@ -85,6 +93,18 @@ class Answer:
     notes: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
     """Members whose own policy wrote their answer; empty if all chose among shared candidates."""
+    unlike: Mapping[str, str] = field(default_factory=dict)
+    """Candidates that the gate refuses, with the reason. No share of people is stated for them, and they are answers
+    only if it refuses all."""
+    cut_off: tuple[str, ...] = ()
+    """Candidates that a language model did not finish within the maximum number of tokens."""
+
+    def without_shares(self) -> "Answer":
+        """Return the answer without any number of people or members: the gate refuses all candidates."""
+        chosen = self.mode != "balanced"  # a member was named or drawn
+        bare = tuple(slate.SlateEntry(one.text, one.member if chosen else None, 0.0) for one in self.answers)
+        steering = self.steering and replace(self.steering, support=None, before=None, ask=None)
+        return replace(self, answers=bare, consensus=None, coverage=None, steering=steering)
 
 
 @dataclass(frozen=True)
@@ -99,11 +119,20 @@ class Drafts:
     """Candidates of the members without drafts."""
     notes: tuple[str, ...] = ()
     """Policies that failed, with the reason."""
+    cut_off: frozenset[str] = frozenset()
+    """Texts that a policy did not finish."""
 
     @property
     def without(self) -> list[int]:
         """The members that answer and have no drafts."""
         return [j for j in self.members if j not in self.texts]
+
+    def passing(self, refused: Mapping[str, str]) -> "Drafts":
+        """Return the drafts without refused texts. Members without any other draft choose among the other texts."""
+        kept = {j: [text for text in texts if text not in refused] for j, texts in self.texts.items()}
+        pool = [text for text in self.pool if text not in refused]
+        shared = [text for text in self.shared if text not in refused]
+        return replace(self, texts={j: texts for j, texts in kept.items() if texts}, shared=shared or pool)
 
     @property
     def pool(self) -> list[str]:
@@ -138,8 +167,11 @@ def choose(
     user: User | None = None,
     average: FloatArray | None = None,
     drafts: Drafts | None = None,
+    reasons: Sequence[str] | None = None,
 ) -> Answer:
     """Choose the answer from candidates whose rewards are known; needs no ensemble and no encoder.
+
+    Texts that the gate refuses are left out. If it refuses all, no number of people or members is stated.
 
     Args:
         request: the prompt and how to answer it.
@@ -149,6 +181,7 @@ def choose(
         user: steerable mode: who the user is; not needed for ``request.member``.
         average: reward of the candidates for everyone, ``(n_candidates,)``, for a user known by choices or by words.
         drafts: which of ``texts``, their pool, each member may choose from; by default each from all.
+        reasons: why the gate refuses each of ``texts``, or an empty text. None if there is no gate.
 
     Example:
         >>> rewards, town = np.array([[1.0, 3.0], [2.0, 0.0]]), Voters(np.array([0.6, 0.4]))
@@ -165,9 +198,21 @@ def choose(
         raise UsageError(f"{problem}; give candidates to choose from.")
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
-    notes = _notes(texts) if drafts is None else (*drafts.notes, *_shared_notes(drafts))
-    first = {text: row for row, text in reversed(list(enumerate(texts)))}
-    rows = sorted(first.values())
+    notes, distinct = list(drafts.notes if drafts else ()), {text: texts.index(text) for text in texts}
+    if drafts is None and len(distinct) < len(texts):
+        notes.append(f"{len(texts) - len(distinct)} candidates were repeats and count once")
+    refused = {text: reason for text, row in distinct.items() if reasons and (reason := reasons[row])}
+    all_refused = len(refused) == len(distinct)
+    rows = [row for text, row in distinct.items() if all_refused or text not in refused]
+    if drafts is not None and not all_refused:
+        drafts = drafts.passing(refused)
+    notes += [] if drafts is None else _shared_notes(drafts)
+    if refused:
+        notes.append(ALL_UNLIKE if all_refused else SOME_UNLIKE.format(len(refused), len(distinct)))
+    elif reasons is None:
+        notes.append(UNCHECKED)
+    if len(rows) == 1 and not all_refused and (drafts is None or request.mode == "balanced"):
+        notes.append(ONLY_ONE)
     texts, rewards = [texts[row] for row in rows], rewards[rows]
     average = None if average is None else average[rows]
     key = int(Prompt(request.prompt).hash() * 2**53)
@@ -177,7 +222,8 @@ def choose(
         random = random_stream(request.seed, OWN_ANSWERS, key, 1)
         picks = drafts.picks(rewards, random)
     written = () if drafts is None else tuple(j for j in drafts.members if j in drafts.texts)
-    found = Answer(request.mode, (), candidates=len(texts), texts=tuple(texts), notes=notes, written=written)
+    known: dict[str, Any] = {"candidates": len(distinct), "texts": tuple(distinct), "unlike": refused}
+    found = Answer(request.mode, (), **known, notes=tuple(notes), written=written)
     at_level, favourite = voters.at(request.level), slate.favourites(rewards, random) if picks is None else picks
     if request.mode == "balanced":
         if picks is not None:  # only these answers are compared
@@ -186,23 +232,25 @@ def choose(
             picks = np.array([kept.index(row) if row >= 0 else 0 for row in picks.tolist()])
         winner = slate.consensus(texts, rewards, at_level, request.rule, random)
         shown = slate.slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
-        return replace(found, answers=shown.entries, consensus=winner, coverage=shown.coverage)
-    if request.mode == "distributional":
+        found = replace(found, answers=shown.entries, consensus=winner, coverage=shown.coverage)
+    elif request.mode == "distributional":
         drawn = int(random.choice(len(voters.weights), p=voters.alpha)) if drafts is None else drafts.members[0]
         if request.level == "policy" and drawn not in written:
             some = np.arange(len(texts)) if drafts is None else np.array([texts.index(one) for one in drafts.shared])
             chance = policies(rewards[some], voters.temperature)[:, drawn]
             favourite[drawn] = some[random.choice(len(some), p=chance)]
-        share = None if drafts else float(at_level.first_choices(rewards)[favourite[drawn]])
-        return replace(found, answers=(replace(_pick(texts, favourite, voters, drawn), share=share),))
-    user = user or find_user(request, voters)
-    steering, pick = user.steering, favourite[user.steering.member]
-    if user.beliefs is not None and drafts is None:
-        prompt = Prompt(request.prompt).text
-        pick, steering = answer_for(user, voters, prompt, texts, rewards, average)
-        found = replace(found, notes=(*notes, *steering_notes(voters)))
-    entry = _pick(texts, favourite, voters, steering.member, pick)
-    return replace(found, answers=(entry,), steering=steering)
+        alone = drafts is not None or len(texts) == 1
+        share = None if alone else float(at_level.first_choices(rewards)[favourite[drawn]])
+        found = replace(found, answers=(replace(_pick(texts, favourite, voters, drawn), share=share),))
+    else:
+        user = user or find_user(request, voters)
+        steering, pick = user.steering, favourite[user.steering.member]
+        if user.beliefs is not None and drafts is None:
+            pick, steering = answer_for(user, voters, Prompt(request.prompt).text, texts, rewards, average)
+        entry = _pick(texts, favourite, voters, steering.member, pick)
+        notes += [steering.note] if steering.note else []
+        found = replace(found, answers=(entry,), steering=steering, notes=tuple(notes))
+    return found.without_shares() if all_refused else found
 
 
 def refuse(text: str, mode: Mode) -> Answer:
@@ -222,15 +270,6 @@ def _pick(
     choice = int(favourite[member]) if choice is None else choice
     members = np.flatnonzero(favourite == choice)
     return slate.SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
-
-
-def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
-    notes, distinct = [], len(set(candidates))
-    if distinct < len(candidates):
-        notes.append(f"{len(candidates) - distinct} candidates were repeats and count once")
-    if distinct == 1:
-        notes.append("there is only one candidate, so every member chose it")
-    return tuple(notes)
 
 
 def _shared_notes(drafts: Drafts) -> list[str]:
@@ -286,7 +325,7 @@ class Answerer:
     refusal: RefusalPolicy | None = None
     """Runs first; if it returns a text, that is the answer."""
     gate: NoveltyGate | None = None
-    """Refuses statements and warns of answers. Default: fitted on ``held_out``, for texts of language models."""
+    """Judges every text before a share of people is stated for it. Default: fitted on ``held_out``."""
     profiles: Sequence[Profile] | None = None
     """The members' cards; measured on ``held_out`` by default."""
     encode: Encode = at_once
@@ -347,10 +386,25 @@ class Answerer:
 
     @cached_property
     def fitted_gate(self) -> NoveltyGate | None:
-        """The gate for texts that a language model wrote."""
-        if self.held_out is None:
-            return None
+        """The gate; None without enough held-out texts."""
+        if self.gate is not None or self.held_out is None:
+            return self.gate
         return fit_gate(self.held_out.preferences, self.ensemble.features, encode=self.encode)
+
+    @cached_property
+    def held_out_prompts(self) -> Mapping[int, CandidateList]:
+        """Held-out prompts with the responses that people voted on, by ``Prompt.identity``: they need no generator."""
+        lists = [] if self.held_out is None else candidates_of(self.held_out.preferences)
+        return {Prompt(one.prompt).identity: one for one in lists}
+
+    def no_candidates(self, prompt: PromptLike, remedy: str) -> UsageError:
+        """Return the error for a prompt without candidates; it names the held-out questions that are most like it."""
+        asked = set(words_of(Prompt(prompt).text))
+        known = [one_line(one.prompt_text) for one in self.held_out_prompts.values()]
+        near = sorted(known, key=lambda one: -len(asked & set(words_of(one))))[:QUESTIONS_SHOWN]
+        if near:
+            remedy += f", or ask one of the {len(known):,} held-out questions, such as “{'”, “'.join(near)}”"
+        return UsageError(f"there are no candidates for this prompt; {remedy}.")
 
     @cached_property
     def likings(self) -> Likings | None:
@@ -364,8 +418,8 @@ class Answerer:
 
         Args:
             request: the prompt and how to answer it.
-            candidates: responses to choose from; sampled by ``generator`` if None. If members have policies, only
-                members without one choose from them.
+            candidates: responses to choose from. If None, they are sampled by ``generator``, or without one those of a
+                held-out prompt. If members have policies, only members without one choose from them.
             progress: called while texts are encoded.
         """
         return self.answers(request, candidates, host=Host(self.ensemble, progress))[0]
@@ -385,59 +439,57 @@ class Answerer:
             return [refuse(text, request.mode)] * draws
         if request.distill and not (self.writer or self.generator):
             raise UsageError("a statement needs a language model that writes it: a writer or a generator.")
-        given, host = candidates is not None, host or Host(self.ensemble)
+        known = self.held_out_prompts.get(Prompt(request.prompt).identity) if self.generator is None else None
+        if candidates is None and known is not None:
+            request, candidates = replace(request, prompt=known.prompt), known.responses
+        host = host or Host(self.ensemble)
         shared = cache(partial(self._shared, request, candidates, host))
         seeds = range(request.seed, request.seed + draws)
-        return [self._answer(replace(request, seed=seed), shared, given, host) for seed in seeds]
+        return [self._answer(replace(request, seed=seed), shared, host) for seed in seeds]
 
-    def _answer(
-        self, request: AnswerRequest, shared: Callable[[], tuple[list[str], list[str]]], given: bool, host: Host
-    ) -> Answer:
+    def _answer(self, request: AnswerRequest, shared: Callable[[], Drafts], host: Host) -> Answer:
         voters = Voters.of(self.ensemble)
         user = self._user(request, voters, host) if request.mode == "steerable" else None
-        texts, notes = list[str](), list[str]()
         drafts = self._drafts(request, user, voters, host) if self.policies else None
+        own = drafts or Drafts((), {})
         if drafts is None or drafts.without:
-            texts, notes = shared()
-        if drafts is not None:
-            drafts = replace(drafts, shared=texts)
-            texts = drafts.pool
+            common = shared()
+            own = replace(own, shared=common.shared, notes=(*own.notes, *common.notes))
+            own = replace(own, cut_off=own.cut_off | common.cut_off)
+        texts = list(own.shared) if drafts is None else own.pool
         k, steered = self.ensemble.k, user is not None and user.beliefs is not None
         distinct = list(dict.fromkeys(texts))
         scored = host.rewards([(request.prompt, text) for text in distinct], average=steered)
         scored = scored[[distinct.index(text) for text in texts]]
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
-        found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
-        gate = self.gate
-        if gate is None and (request.distill or self.policies or not given):
-            gate = self.fitted_gate
-        if gate is not None:
-            reasons = gate.reasons(request.prompt, [entry.text for entry in found.answers])
-            notes = notes + [
-                f"read the answer of member {entry.member} with care: {reason}"
-                for entry, reason in zip(found.answers, reasons, strict=True)
-                if reason
-            ]
-        found = replace(found, notes=(*found.notes, *notes))
+        gate = self.fitted_gate
+        reasons = gate.reasons(request.prompt, texts) if gate else None
+        rest: dict[str, Any] = {"user": user, "average": average, "drafts": drafts and own, "reasons": reasons}
+        found = choose(request, voters, texts, rewards, **rest)
+        notes = (*found.notes, *own.notes) if drafts is None else found.notes
+        found = replace(found, notes=notes, cut_off=tuple(text for text in found.texts if text in own.cut_off))
         if not request.distill:
             return found
-        if drafts is not None:  # only the members' answers are rivals of a statement
-            shown = [texts.index(text) for text in dict.fromkeys(entry.text for entry in found.answers)]
-            texts, rewards = [texts[row] for row in shown], rewards[shown]
-        return self._with_statement(found, request, gate, dict(zip(texts, rewards, strict=True)), host)
+        # Only answers of policies, and texts that the gate accepts, are rivals of a statement.
+        rivals = [entry.text for entry in found.answers] if drafts else found.texts
+        known = {text: rewards[texts.index(text)] for text in rivals if text not in found.unlike}
+        return self._with_statement(found, request, known, host)
 
-    def _shared(self, request: AnswerRequest, given: Candidates | None, host: Host) -> tuple[list[str], list[str]]:
+    def _shared(self, request: AnswerRequest, given: Candidates | None, host: Host) -> Drafts:
         """Return the candidates, cut at the stop texts, and a note if the generator gave fewer than requested."""
-        notes = []
+        notes, cut_off = list[str](), frozenset[str]()
         if callable(given):
             given = given()
         elif given is None and (generator := self.generator) is not None:
             n, sampling = request.n or SHARED_CANDIDATES, replace(request.sampling, seed=request.seed)
             work = partial(sample_distinct, generator, request.prompt, n, sampling)
-            given = host.sample(work, generator.name, "candidates").responses
+            sampled = host.sample(work, generator.name, "candidates")
+            given, cut_off = sampled.responses, frozenset(sampled.unfinished)
             if len(given) < n:
                 notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
-        return cut_at(given or (), request.stop), notes
+        elif given is None and not self.policies:
+            raise self.no_candidates(request.prompt, "give candidates or a generator")
+        return Drafts((), {}, cut_at(given or (), request.stop), tuple(notes), cut_off)
 
     def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:
         """Return who the user is: models score the user's choices, or compare the user's words."""
@@ -452,8 +504,8 @@ class Answerer:
             ask = lambda text: sample_distinct(judge, text, 1, careful).responses[0]  # noqa: E731
             work = partial(judged_choices, voters, held_out, request.like, ask)
             scored = host.sample(work, judge.name, "judgement")
-        elif request.like:
-            match = self.likings.match(request.like, request.seed) if self.likings else None
+        elif request.like and self.likings is not None:
+            match = self.likings.match(request.like, request.seed)
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
 
     def _drafts(self, request: AnswerRequest, user: User | None, voters: Voters, host: Host) -> Drafts:
@@ -477,18 +529,17 @@ class Answerer:
         outcomes = host.sample(write, "a policy", "answer")
         failed = {j: one for j in writing if isinstance(one := outcomes[j], DataError)}
         notes = [f"the policy of member {j} wrote nothing ({str(error).rstrip('.')})" for j, error in failed.items()]
-        texts = {j: cut_at(outcomes[j].responses, request.stop) for j in writing if j not in failed}
-        return Drafts(members, texts, notes=tuple(notes))
+        wrote = {j: outcomes[j] for j in writing if j not in failed}
+        texts = {j: cut_at(one.responses, request.stop) for j, one in wrote.items()}
+        cut_off = frozenset(text for one in wrote.values() for text in one.unfinished)
+        return Drafts(members, texts, notes=tuple(notes), cut_off=cut_off)
 
     def _with_statement(
-        self,
-        found: Answer,
-        request: AnswerRequest,
-        gate: NoveltyGate | None,
-        candidates: Mapping[str, FloatArray],
-        host: Host,
+        self, found: Answer, request: AnswerRequest, candidates: Mapping[str, FloatArray], host: Host
     ) -> Answer:
         """Let the writer write statements from the slate, and keep the best; ``candidates`` are with their rewards."""
+        if not candidates:  # the gate refuses all
+            return found
         writer = self.writer or self.generator
         assert writer is not None  # noqa: S101 - checked before
 
@@ -505,7 +556,7 @@ class Answerer:
         drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
         if not drafts:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-        reasons = gate.reasons(request.prompt, drafts) if gate else [""] * len(drafts)
+        reasons = gate.reasons(request.prompt, drafts) if (gate := self.fitted_gate) else [""] * len(drafts)
         voters = Voters.of(self.ensemble).at(request.level)
         of_drafts = host.rewards([(request.prompt, text) for text in drafts])
         best = slate.judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)

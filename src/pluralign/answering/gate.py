@@ -1,61 +1,80 @@
-"""A gate for texts that a language model wrote: is a text unlike those that the members can judge?
+"""A gate for texts that people are said to prefer: is a text unlike those that people voted on?
 
 A reward says nothing about texts unlike those that it was trained on: members supported word salad with .70 of their
-weight. The gate knows the held-out texts of the fit, and measures three things of a new text:
+weight. The gate knows the held-out texts of the fit, and measures four things of a new text:
 
-- *words*: the mean surprise per word under a word-pair model of the held-out texts. It finds word salad.
+- *words*: the mean surprise per word under a word-pair model of the held-out texts. It finds unknown words.
 - *order*: the share of neighbouring words that are never neighbours in the held-out texts. It finds shuffled words.
+- *repeats*: the share of words that occur among the three words before them, one aside. It finds repeated words.
 - *topic*: the distance between text and question, in the last layer of the ensemble's encoder. It finds texts about
   something else. Without such an encoder: the weighted share of the question's words that the text lacks.
 
 A text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
-not know its prompt. ``benchmarks/statement_gate.py`` compares these measures with distances in feature space and with a
-language model's perplexity. The gate does not know whether a statement is true, or fair to its slate.
+not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A text
+that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how often the gate is wrong. The gate
+does not know whether a statement is true, or fair to its slate.
 """
 
 import itertools
 import math
 import re
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from functools import cached_property, partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from pluralign.answering.request import Encode, at_once
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.encoders import encode as encoded
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 
-Embed: TypeAlias = Callable[[Sequence[str]], FloatArray]
-"""Takes n texts; returns unit vectors, ``(n, dimension)``."""
+Asked: TypeAlias = tuple[str, str]
+"""A question and a text."""
 
 LEVEL = 0.01
 """Share of held-out texts above a threshold, per measure."""
 FOLDS = 5
 """Held-out texts of a fifth of the prompts are measured by a word model of the others."""
 FEWEST_TEXTS = 50
-"""With fewer held-out texts there is no gate."""
-MAX_EMBEDDED = 400
+"""With fewer held-out texts there is no gate, and with fewer parts of a length no threshold for it."""
+MAX_TEXTS = 2000
+"""Held-out texts that the gate reads."""
+MAX_EMBEDDED = 200
 """Held-out texts that are embedded for the threshold of *topic*; their vectors are cached."""
+LENGTHS = (2, 4, 8, 16, 32, 64)
+"""Words of the parts of held-out texts. A new text is compared with the parts that are next shorter and next longer."""
+TOPIC_LENGTH = 24
+"""Shorter texts pass *topic*: "No." names no subject."""
 PAIR_SHARE = 0.8
 """λ of the word model: weight of the word-pair estimate beside the word estimate."""
 STEM = 5
 """Words with the same first letters count as the same word of a question."""
+REPEATS_WITHIN = 3
 REASONS = {
     "words": "its words are unlike those of the held-out texts",
     "order": "its words are in an order unlike that of the held-out texts",
+    "repeats": "it repeats its words",
     "topic": "it is not about the question",
 }
 _WORD = re.compile(r"[\w']+|[.,;:!?]")
+_FITTING = threading.Lock()
+
+
+class Embed(Protocol):
+    """Turns texts into unit vectors."""
+
+    def __call__(self, texts: Sequence[str], *, cache: bool = False) -> FloatArray:
+        """Return ``(n_texts, dimension)`` vectors; with ``cache`` they are kept on disk."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class WordModel:
         pairs: Counter[tuple[str, str]] = Counter()
         texts_with: Counter[str] = Counter()
         for text in texts:
-            found = ["", *_words(text)]
+            found = ["", *words_of(text)]
             words.update(found)
             pairs.update(itertools.pairwise(found))
             texts_with.update(_stems(text))
@@ -92,7 +111,7 @@ class WordModel:
             >>> model.surprise("tea is good .") < model.surprise("good tea . is") < model.surprise("zu mag blethon")
             True
         """
-        found = ["", *_words(text)]
+        found = ["", *words_of(text)]
         total = 0.0
         for before, word in itertools.pairwise(found):
             alone = (self.words.get(word, 0) + 0.5) / (self.n_words + 0.5 * (len(self.words) + 1))
@@ -108,8 +127,7 @@ class WordModel:
             >>> WordModel.of(["tea is good ."]).unseen("good is tea .")
             1.0
         """
-        found = ["", *_words(text)]
-        pairs = list(itertools.pairwise(found))
+        pairs = list(itertools.pairwise(["", *words_of(text)]))
         return sum(pair not in self.pairs for pair in pairs) / max(1, len(pairs))
 
     def lacking(self, question: str, text: str) -> float:
@@ -124,35 +142,101 @@ class WordModel:
         present, total = _stems(text), sum(rare.values())
         return 1 - sum(weight for stem, weight in rare.items() if stem in present) / total if total > 0 else 0.0
 
+    def measure(self, items: Sequence[Asked]) -> dict[str, FloatArray]:
+        """Return the measures of questions with texts, each ``(n_items,)``; higher values are more unusual."""
+        return {
+            "words": np.array([self.surprise(text) for _, text in items]),
+            "order": np.array([self.unseen(text) for _, text in items]),
+            "repeats": np.array([repeats(text) for _, text in items]),
+            "topic": np.array([self.lacking(question, text) for question, text in items]),
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class NoveltyGate:
-    """Says whether a text is unlike the held-out texts, and in which respect."""
+    """Says whether a text is unlike the held-out texts, and in which respect. Computed when the first text is new."""
 
-    model: WordModel
-    thresholds: Mapping[str, float]
-    """By measure; a text above one is refused."""
-    n_texts: int
-    """Number of held-out texts."""
+    items: Sequence[Asked]
+    """Questions with held-out texts."""
+    fold: IndexArray
+    """Number of each text's fold, ``(n_texts,)``; texts of one question are in one fold."""
     embed: Embed | None = None
     """For *topic*; the share of missing words without it."""
+    level: float = LEVEL
 
-    def measure(self, prompt: PromptLike, texts: Sequence[str]) -> dict[str, FloatArray]:
-        """Return the measures of texts, each ``(n_texts,)``; higher values are more unusual."""
-        return measure_texts(self.model, self.embed, [(Prompt(prompt).text, text) for text in texts])
+    @cached_property
+    def known(self) -> frozenset[Asked]:
+        """The texts that people voted on."""
+        return frozenset(self.items)
+
+    @cached_property
+    def model(self) -> WordModel:
+        """Counts of the held-out texts."""
+        return WordModel.of([text for _, text in self.items])
+
+    @cached_property
+    def thresholds(self) -> Mapping[int, Mapping[str, float]]:
+        """The thresholds of every measure, by length in words."""
+        models = {
+            number: WordModel.of([self.items[i][1] for i in np.flatnonzero(self.fold != number).tolist()])
+            for number in np.unique(self.fold).tolist()
+        }
+        found: dict[int, dict[str, float]] = {}
+        for length in LENGTHS:
+            parts = {number: list[Asked]() for number in models}
+            for number, (question, text) in zip(self.fold.tolist(), self.items, strict=True):
+                if part := _part(text, length):
+                    parts[number].append((question, part))
+            if sum(map(len, parts.values())) < FEWEST_TEXTS and found:
+                break
+            measured = [models[number].measure(part) for number, part in parts.items() if part]
+            found[length] = {
+                name: conformal_quantile(np.concatenate([one[name] for one in measured]), self.level)
+                for name in (measured[0] if measured else ())
+            }
+        return found
+
+    @cached_property
+    def topic_threshold(self) -> float:
+        """The threshold of *topic* by the encoder, for texts of at least ``TOPIC_LENGTH`` words."""
+        assert self.embed  # noqa: S101 - not without an encoder
+        long = [item for item in self.items if len(words_of(item[1])) >= TOPIC_LENGTH]
+        if len(long) < FEWEST_TEXTS:
+            return math.inf
+        rows = np.unique(np.linspace(0, len(long) - 1, min(len(long), MAX_EMBEDDED)).astype(np.int64))
+        distance = topic_distance(partial(self.embed, cache=True), [long[row] for row in rows.tolist()])
+        return conformal_quantile(distance, self.level)
 
     def reasons(self, prompt: PromptLike, texts: Sequence[str]) -> list[str]:
         """Return for each text the reason to refuse it, or an empty text."""
-        if not texts:
-            return []
-        measured = self.measure(prompt, texts)
-        above = {name: measured[name] > self.thresholds[name] for name in REASONS}
-        return [
-            next((reason for name, reason in REASONS.items() if above[name][i]), "")
-            if texts[i].strip()
-            else "it is empty"
-            for i in range(len(texts))
-        ]
+        return self.check([(prompt, text) for text in texts])
+
+    def check(self, texts: Sequence[Item]) -> list[str]:
+        """Return for each prompt with a text the reason to refuse the text, or an empty text."""
+        asked = [(Prompt(prompt).text, text) for prompt, text in texts]
+        reasons = ["" if text.strip() else "it is empty" for _, text in asked]
+        new = [i for i, one in enumerate(asked) if not reasons[i] and one not in self.known]
+        if not new:
+            return reasons
+        with _FITTING:
+            thresholds = self.thresholds
+        items = [asked[i] for i in new]
+        measured = self.model.measure(items)
+        lengths = [len(words_of(text)) for _, text in items]
+        for row, i in enumerate(new):
+            shorter = max((one for one in thresholds if one <= lengths[row]), default=min(thresholds))
+            longer = min((one for one in thresholds if one > lengths[row]), default=shorter)
+            for name, reason in REASONS.items():
+                limit = max(thresholds[shorter][name], thresholds[longer][name])
+                if not reasons[i] and (name != "topic" or self.embed is None) and measured[name][row] > limit:
+                    reasons[i] = reason
+        long = [i for row, i in enumerate(new) if not reasons[i] and lengths[row] >= TOPIC_LENGTH]
+        if self.embed and long:
+            with _FITTING:
+                threshold = self.topic_threshold
+            for i, distance in zip(long, topic_distance(self.embed, [asked[i] for i in long]), strict=True):
+                reasons[i] = REASONS["topic"] if distance > threshold else ""
+        return reasons
 
 
 def fit_gate(
@@ -179,48 +263,34 @@ def fit_gate(
     items = [(Prompt(one.prompt).text, text) for one in lists for text in one.responses]
     if len(items) < FEWEST_TEXTS or len(lists) < FOLDS:
         return None
-    fold = np.repeat(np.arange(len(lists)) % FOLDS, [len(one.responses) for one in lists])
-    embed = last_layer(features, encode)
-    measured = measure_held_out(items, fold, embed)
-    thresholds = {name: conformal_quantile(values, level) for name, values in measured.items()}
-    return NoveltyGate(WordModel.of([text for _, text in items]), thresholds, len(items), embed)
+    fold = np.repeat(np.arange(len(lists), dtype=np.int32) % FOLDS, [len(one.responses) for one in lists])
+    return NoveltyGate(items, fold, last_layer(features, encode), level)
 
 
-def measure_held_out(
-    items: Sequence[tuple[str, str]], fold: npt.NDArray[np.int64], embed: Embed | None
-) -> dict[str, FloatArray]:
-    """Return the measures of held-out texts, each by a word model of the other folds.
+def repeats(text: str) -> float:
+    """Return the share of words that occur among the three words before them. One is no sign: "the end of the street".
 
-    Args:
-        items: questions with texts.
-        fold: number of each text's fold, ``(n_texts,)``; texts of one question are in one fold.
-        embed: for *topic*. At most ``MAX_EMBEDDED`` texts are embedded, evenly spaced.
+    Example:
+        >>> repeats("no no no no"), repeats("No, no.")
+        (0.5, 0.0)
     """
-    parts: dict[str, list[FloatArray]] = {name: [] for name in REASONS}
-    for number in np.unique(fold):
-        model = WordModel.of([items[i][1] for i in np.flatnonzero(fold != number).tolist()])
-        for name, values in measure_texts(
-            model, None, [items[i] for i in np.flatnonzero(fold == number).tolist()]
-        ).items():
-            parts[name].append(values)
-    measured = {name: np.concatenate(values) for name, values in parts.items()}
-    if embed:
-        some = np.unique(np.linspace(0, len(items) - 1, min(len(items), MAX_EMBEDDED)).astype(np.int64))
-        measured["topic"] = topic_distance(embed, [items[i] for i in some.tolist()])
-    return measured
+    words = words_of(text)
+    again = sum(word in words[max(0, i - REPEATS_WITHIN) : i] for i, word in enumerate(words))
+    return max(0, again - 1) / max(1, len(words))
 
 
-def measure_texts(model: WordModel, embed: Embed | None, items: Sequence[tuple[str, str]]) -> dict[str, FloatArray]:
-    """Return the measures of questions with texts, each ``(n_items,)``."""
-    lacking = np.array([model.lacking(question, text) for question, text in items])
-    return {
-        "words": np.array([model.surprise(text) for _, text in items]),
-        "order": np.array([model.unseen(text) for _, text in items]),
-        "topic": topic_distance(embed, items) if embed else lacking,
-    }
+def _part(text: str, length: int) -> str:
+    """Return the first words of some sentence of a text; an empty text if it has too few words."""
+    words = words_of(text)
+    starts = [0, *(i + 1 for i, word in enumerate(words) if word in ".!?")]
+    starts = [start for start in starts if start + length <= len(words)]
+    if not starts:
+        return ""
+    start = starts[len(text) % len(starts)]  # as good as random
+    return " ".join(words[start : start + length])
 
 
-def topic_distance(embed: Embed, items: Sequence[tuple[str, str]]) -> FloatArray:
+def topic_distance(embed: Embed, items: Sequence[Asked]) -> FloatArray:
     """Return 1 − cosine of each text and its question, ``(n_items,)``."""
     questions = list(dict.fromkeys(question for question, _ in items))
     vectors = embed([*questions, *(text for _, text in items)])
@@ -237,9 +307,9 @@ def last_layer(features: TextFeatures | FinetunedFeatures | None, encode: Encode
     if not isinstance(encoder, ModelEncoder):
         return None
 
-    def embed(texts: Sequence[str]) -> FloatArray:
-        vectors = encode(partial(encoded, encoder=encoder, surface=False), [("", text) for text in texts])
-        vectors = np.asarray(vectors, dtype=np.float64)
+    def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:
+        read = partial(encoded, encoder=encoder, surface=False, cache=cache)
+        vectors = np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
         last = vectors[:, -(vectors.shape[1] // n_layers) :]
         return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-12))
 
@@ -259,9 +329,10 @@ def conformal_quantile(values: FloatArray, level: float) -> float:
     return float(np.sort(values)[rank - 1])
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text, in lower case."""
     return _WORD.findall(text.casefold())
 
 
 def _stems(text: str) -> set[str]:
-    return {word[:STEM] for word in _words(text) if word[0].isalnum()}
+    return {word[:STEM] for word in words_of(text) if word[0].isalnum()}

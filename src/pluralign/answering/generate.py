@@ -155,6 +155,8 @@ class Sampled:
     """Responses without text, left out."""
     cut_off: int
     """Distinct responses that were cut off at the maximum length."""
+    unfinished: Sequence[str] = ()
+    """These responses; empty if a candidates file holds only their number."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -198,7 +200,7 @@ def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: Sampl
             break
     if not cut_off:
         raise DataError(f"the model wrote nothing in {ROUNDS} attempts", remedy="check its chat template")
-    return Sampled(list(cut_off), repeats, empty, sum(cut_off.values()))
+    return Sampled(list(cut_off), repeats, empty, sum(cut_off.values()), [text for text in cut_off if cut_off[text]])
 
 
 def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
@@ -336,8 +338,8 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, S
     for row, line in enumerate(lines.rows(), 1):
         try:
             sampled = dict(line["sampled"])
-            counts = (int(sampled[name]) for name in ("repeats", "empty", "cut_off"))
-            found = Sampled(list(line["responses"]), *counts)
+            repeats, empty, cut_off = (int(sampled[name]) for name in ("repeats", "empty", "cut_off"))
+            found = Sampled(list(line["responses"]), repeats, empty, cut_off)
             key = Prompt(read_prompt(line["prompt"])).key
         except (ValueError, KeyError, TypeError, RowError):
             raise _foreign_line(lines.path, row) from None

@@ -15,6 +15,7 @@ from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.options import check_seed
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.text.options import SamplingOptions
 from pluralign.theory.posterior import ChoiceModel, person_chances, ranking_log_likelihood
 from pluralign.theory.social_choice import COVERS, RULES, first_choices, pairwise_support
@@ -25,6 +26,13 @@ from pluralign.votes.prompts import Item, PromptLike
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+FEW_FOLLOWERS = 0.1
+"""Probability that a person follows a member, below which choices and words change the answer little."""
+NO_VOICES = (
+    "steering cannot help: these votes give no evidence of distinct voices, so choices and words hardly change the "
+    "answer; docs/how-to/collect.md describes votes that show voices"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +50,7 @@ class AnswerRequest:
     level: Level = "policy"
     """Balanced, distributional: members choose by their policies ∝ exp(r/β), or each takes its favourite (``vote``)."""
     slate_size: int | None = None
-    """Balanced: number of answers on the slate. Default: as many as the members have different favourites."""
+    """Balanced: number of answers on the slate. Default: 2 or 3 of the candidates, or the policies' own answers."""
     cover: str = "favourite"
     """Balanced: the slate covers people whose ``favourite`` is on it, or one of whose ``top-two`` is."""
     distill: bool = False
@@ -135,6 +143,16 @@ class Voters:
     def prior(self) -> FloatArray:
         """Prior of every kind of person, ``(k + 1, n_factors)``; the last row follows no member."""
         return self.model.prior(self.weights)
+
+    @property
+    def cannot_steer(self) -> str:
+        """Why choices and words hardly change an answer: votes without evidence that members are people, or one member.
+
+        Example:
+            >>> Voters(np.ones(2), model=ChoiceModel(people=0.97, source="raters")).cannot_steer
+            ''
+        """
+        return NO_VOICES if self.model.people < FEW_FOLLOWERS or (self.alpha > 1 - NEGLIGIBLE_WEIGHT).any() else ""
 
     def chances(self, difference: FloatArray, average: FloatArray | None) -> FloatArray:
         """Return P(a) of each pair by every kind of person, ``(n, k + 1, n_factors)``."""

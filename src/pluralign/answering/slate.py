@@ -22,8 +22,13 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 NEAR_DUPLICATE = 0.8
 """Similarity of word trigrams from which two texts share one entry of the slate."""
-NO_MAJORITY = "No answer has a majority; this one comes nearest."
-NO_MAJORITY_BY_RULE = "No answer has a majority."
+SLATE_SIZE = 3
+"""Maximum number of answers on a slate by default: a slate is a selection."""
+FEWEST_ON_SLATE = 2
+NO_RIVAL = "It is the only answer, so it has no rival and no share of people."
+MINORITY = "Fewer than half of people prefer it to its strongest rival."
+NO_MAJORITY = " No answer has a majority; this one comes nearest."
+NO_MAJORITY_BY_RULE = " No answer has a majority."
 INSTRUCTION = """People were asked: {prompt}
 
 These are their answers:
@@ -46,7 +51,8 @@ class SlateEntry:
     members: tuple[int, ...] = ()
     """On a slate: the members that prefer it to every other entry. Otherwise: the members that chose this text."""
     share: float | None = None
-    """Predicted share of people whose favourite among all candidates it is. None if steered or refused."""
+    """Predicted share of people whose favourite among all candidates it is. None if steered or refused, without another
+    candidate, and for texts that the gate refuses."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,9 @@ class Slate:
     """Answers to show together."""
 
     entries: tuple[SlateEntry, ...]
-    coverage: float
-    """Predicted share of people that the slate covers: it contains their favourite, or one of their top two."""
+    coverage: float | None
+    """Predicted share of people that the slate covers: it contains their favourite, or one of their top two. None if
+    there is only one answer."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,14 @@ class Consensus:
 
     text: str
     rule: str
-    least_support: float
-    """Predicted share of people who prefer it to its strongest rival."""
-    mean_support: float
+    least_support: float | None
+    """Predicted share of people who prefer it to its strongest rival. None, as the other shares, without a rival."""
+    mean_support: float | None
     """Predicted share of people who prefer it to a rival, averaged over all rivals."""
-    favourite_of: float
+    favourite_of: float | None
     """Predicted share of people whose favourite it is."""
     note: str = ""
-    """Says so if every answer loses to some other answer, so that none has a majority."""
+    """Says so if fewer than half of people prefer it to its strongest rival, or if there is no rival."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,8 @@ class Distilled:
     """A statement written from the slate by a language model, and whether it replaces the consensus."""
 
     text: str
-    least_support: float
-    """Predicted share of people who prefer it to its strongest rival among the candidates."""
+    least_support: float | None
+    """Predicted share of people who prefer it to its strongest rival among the candidates. None if it is refused."""
     to_reach: float
     """Support of the best candidate. The statement is used if its own support is at least this."""
     used: bool
@@ -112,8 +119,8 @@ def slate(
         rewards: of the candidates, ``(n_candidates, k)``.
         voters: the ensemble's numbers.
         random: breaks ties.
-        size: number of answers, at most the number of different ones. Default: as many as the members have different
-            favourites.
+        size: number of answers, at most the number of different ones. Default: half of the candidates, between 2 and
+            ``SLATE_SIZE``, and no more than the members have different favourites. With ``own``: all different ones.
         cover: ``favourite`` covers people whose favourite is on the slate, ``top-two`` those with one of their top two.
         own: the answer that each member's own policy gave, ``(k,)``; members stand behind theirs.
 
@@ -133,6 +140,7 @@ def slate(
     own = None if own is None else own[used]
     if size is None:
         size = len(set(group[favourites(rewards, random) if own is None else own].tolist()))
+        size = size if own is not None else min(size, max(FEWEST_ON_SLATE, min(SLATE_SIZE, (len(shown) + 1) // 2)))
     covered = COVERS[cover if len(texts) > 1 else "favourite"](rewards, alpha, voters.temperature, voters.undecided)
     chosen, coverage = greedy_cover(merge(covered, group), min(size, len(shown)), random)
     rows, shares = shown[chosen], np.bincount(group, weights=share)[chosen]
@@ -149,12 +157,9 @@ def slate(
         named = authors if len(authors) else members
         first = named[alpha[named].argmax()] if len(named) else added[place].argmax()
         weight = float(alpha[members].sum())
-        entries.append(
-            SlateEntry(
-                texts[rows[place]], int(used[first]), weight, tuple(used[members].tolist()), float(shares[place])
-            )
-        )
-    return Slate(tuple(entries), coverage)
+        stated = float(shares[place]) if len(shown) > 1 else None
+        entries.append(SlateEntry(texts[rows[place]], int(used[first]), weight, tuple(used[members].tolist()), stated))
+    return Slate(tuple(entries), coverage if len(shown) > 1 else None)
 
 
 def favourites(rewards: FloatArray, random: np.random.Generator) -> Indices:
@@ -247,18 +252,19 @@ def consensus(
     support = voters.support(rewards)
     winner = social_choice.choose(support, rule, random.integers(2**32))
     if len(texts) == 1:
-        return Consensus(texts[0], rule, 1.0, 1.0, 1.0)
+        return Consensus(texts[0], rule, None, None, None, NO_RIVAL)
     favourite_of = float(voters.first_choices(rewards)[winner])
-    least, mean = maximin(support), borda(support)
-    note = ""
-    if least.max() < 0.5 - 1e-9:  # not a tie that rounding broke
-        note = NO_MAJORITY if least[winner] == least.max() else NO_MAJORITY_BY_RULE
+    least, mean, half = maximin(support), borda(support), 0.5 - 1e-9  # not a tie that rounding broke
+    note = MINORITY if least[winner] < half else ""
+    if least.max() < half:
+        note += NO_MAJORITY if least[winner] == least.max() else NO_MAJORITY_BY_RULE
     return Consensus(texts[winner], rule, float(least[winner]), float(mean[winner]), favourite_of, note)
 
 
 def instruction(prompt: PromptLike, entries: Sequence[SlateEntry]) -> str:
     """Return the instruction that asks a language model for a statement."""
-    listed = "\n".join(f"- ({entry.share or 0.0:.0%}) {entry.text}" for entry in entries)
+    shares = ["" if entry.share is None else f"({entry.share:.0%}) " for entry in entries]
+    listed = "\n".join(f"- {share}{entry.text}" for share, entry in zip(shares, entries, strict=True))
     return INSTRUCTION.format(prompt=Prompt(prompt).text, answers=listed)
 
 
@@ -288,7 +294,7 @@ def judge_statements(
     to_reach = float(maximin(support[len(drafts) :, len(drafts) :]).max()) if len(rewards) > 1 else 0.5
     return Distilled(
         text=drafts[best],
-        least_support=float(against[best]),
+        least_support=None if reasons[best] else float(against[best]),
         to_reach=to_reach,
         used=bool(accepted and against[best] >= to_reach),
         drafts=len(drafts),

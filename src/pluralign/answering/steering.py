@@ -1,26 +1,26 @@
 """Steerable answers: who the user is, and the candidate that the user would choose.
 
-A user is known by a member's number, by choices, or by a preference in words. Words are compared by their meaning with
-what the members like; where that is unclear or impossible, they are matched to the traits on the members' cards. Few
-choices do not single out one member. So the answer is the candidate with the highest expected share of wins under the
-posterior over people: every member, and one reward for everyone.
+A user is known by a member's number, by choices, or by a preference in words, which is compared by its meaning with
+what the members like. Few choices do not single out one member. So the answer is the candidate with the highest
+expected share of wins under the posterior over people: every member, and one reward for everyone. ``Steering.note``
+says if choices or words cannot change it, and why.
 """
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pluralign.answering.request import AnswerRequest, Encode, Voters, at_once
+from pluralign.answering.gate import words_of
+from pluralign.answering.request import FEW_FOLLOWERS, AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
-from pluralign.measuring.leans import TRAITS, Lean
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import posterior as theory
@@ -42,6 +42,9 @@ class Ask:
     response_b: str
     gain: float
     """Expected information about the user, in nats."""
+    answer_a: str
+    """The answer to the prompt if the user chooses a."""
+    answer_b: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Steering:
     """Expected share of the other candidates that the user would reject for the answer. None for one member."""
     ask: Ask | None = None
     """The choice that would say most next."""
+    before: str | None = None
+    """The answer without the user's choices or words."""
+    note: str = ""
+    """Why choices or words cannot change the answer, or do not; empty if they can."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +110,12 @@ class ScoredChoices:
         return int((self.rankings.place[start[:-1] + best] == 0).sum())
 
 
-FEW_FOLLOWERS = 0.1
-"""Prior probability that a person follows a member, below which choices and words change the answer little."""
-FITTED_WITHOUT_IDS = (
-    "votes without rater ids do not show whether members are people, so your choices and words change the answer "
-    "little; fit with --raters to steer"
+NOBODY = "your choices fit no member better than one reward for everyone, so the answer is that for everyone"
+NO_MEANING = (
+    "words cannot steer this ensemble and changed nothing: comparing them needs an encoder that reads their meaning, "
+    "such as minilm, and held-out votes on several prompts"
 )
+UNKNOWN_WORDS = "none of your words is in the texts that people voted on, so they changed nothing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +124,7 @@ class User:
 
     steering: Steering
     beliefs: FloatArray | None = None
-    """The posterior of every kind of person, ``(k + 1, n_factors)``. None where one member was named, or matched by
-    words of the list: then it answers."""
+    """The posterior of every kind of person, ``(k + 1, n_factors)``. None where one member was named: it answers."""
 
 
 def find_user(
@@ -144,23 +150,8 @@ def find_user(
         if not 0 <= (member := request.member) < (k := len(voters.weights)):
             raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
         return User(Steering(member, "it was requested by number", 1.0, tuple(np.eye(k)[member].tolist())))
-    if match is not None and not (match.unclear and any(_matching_leans(request.like, cards))):
-        return User(steer_by_meaning(match, voters, cards), voters.believed(match.posterior))
-    return User(steer_by_words(request.like, cards, request.seed))
-
-
-def steering_notes(voters: Voters) -> tuple[str, ...]:
-    """Return a note if choices and words can change the answer only little.
-
-    Example:
-        >>> from pluralign.theory.posterior import ChoiceModel
-        >>> len(steering_notes(Voters(np.ones(1), model=ChoiceModel(people=0.02))))
-        1
-        >>> steering_notes(Voters(np.ones(1), model=ChoiceModel(people=0.97, source="raters")))
-        ()
-    """
-    unknown = voters.model.source != "raters" and voters.model.people < FEW_FOLLOWERS
-    return (FITTED_WITHOUT_IDS,) if unknown else ()
+    match = match or MeaningMatch(voters.alpha, NO_MEANING)
+    return User(steer_by_meaning(match, voters, cards), voters.believed(match.posterior))
 
 
 def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
@@ -171,11 +162,13 @@ def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
         voters: the prior.
     """
     path = choices.beliefs(voters)[:, :-1].sum(axis=2)
-    best = int(path[-1].argmax())
+    best, of_members = int(path[-1].argmax()), float(path[-1].sum())
     agreed = f"its favourite is yours in {choices.agreements(best)} of your {len(choices)} choices"
     why = f"{agreed}; its weight was {voters.weights[best]:.2f}"
-    steps, nobody = tuple(tuple(step.tolist()) for step in path), float(max(0.0, 1 - path[-1].sum()))
-    return Steering(best, why, float(path[-1][best]), steps[-1], steps, average=nobody)
+    steps = tuple(tuple(step.tolist()) for step in path)
+    note = voters.cannot_steer or (NOBODY if of_members < FEW_FOLLOWERS else "")
+    nobody = max(0.0, 1 - of_members)
+    return Steering(best, why, float(path[-1][best]), steps[-1], steps, average=nobody, note=note)
 
 
 def answer_for(
@@ -195,15 +188,21 @@ def answer_for(
     assert beliefs is not None  # noqa: S101 - not for a user known as a member
     wins = voters.expected_wins(rewards, average, beliefs)
     best = int(wins.argmax())
-    steering = replace(user.steering, support=float(wins[best]))
+    before = texts[int(voters.expected_wins(rewards, average, voters.prior).argmax())]
     if len(texts) < 2:
-        return best, steering
+        return best, replace(user.steering, before=before)
     few = np.argsort(-wins, kind="stable")[:ASK_AMONG]
     first, second = (few[index] for index in np.triu_indices(len(few), 1))
     difference = None if average is None else average[first] - average[second]
-    gains = theory.information_gain(voters.chances(rewards[first] - rewards[second], difference), beliefs)
+    chances = voters.chances(rewards[first] - rewards[second], difference)
+    gains = theory.information_gain(chances, beliefs)
     pair = int(gains.argmax())
-    return best, replace(steering, ask=Ask(prompt, texts[first[pair]], texts[second[pair]], float(gains[pair])))
+    answers = []
+    for chance in (chances[pair], 1 - chances[pair]):
+        after = beliefs * chance
+        answers.append(texts[int(voters.expected_wins(rewards, average, after / after.sum()).argmax())])
+    ask = Ask(prompt, texts[first[pair]], texts[second[pair]], float(gains[pair]), *answers)
+    return best, replace(user.steering, support=float(wins[best]), ask=ask, before=before)
 
 
 # --- Words by their meaning: an encoder, or a language model, compares them with what members like.
@@ -226,8 +225,6 @@ MAX_PAIRS = 1000
 MIN_PROMPTS = 5
 """With fewer held-out prompts the meaning is not matched."""
 RESAMPLES = 200
-UNCLEAR = 0.5
-"""Probability of the best member below which words of the list decide, if the description has any."""
 JUDGED_PAIRS = 12
 """Pairs that a language model judges, each in both orders."""
 JUDGE_TOKENS = 8
@@ -242,11 +239,8 @@ class MeaningMatch:
 
     posterior: FloatArray
     """Probability of each member, ``(k,)``, with sum 1."""
-
-    @property
-    def unclear(self) -> bool:
-        """Whether no member is more likely than all others together."""
-        return bool(self.posterior.max() < UNCLEAR)
+    note: str = ""
+    """Why the description says nothing about the members; then the posterior is their weights."""
 
 
 def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
@@ -273,6 +267,8 @@ class Likings:
     common: FloatArray
     """Vectors of the usual descriptions ``COMMON``."""
     weights: FloatArray
+    words: frozenset[str]
+    """The words of the responses and of the usual descriptions."""
 
     @classmethod
     def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes, encode: Encode = at_once) -> "Likings | None":
@@ -288,13 +284,17 @@ class Likings:
         liking -= (liking @ ensemble.weights)[:, None]
         rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
         votes = held_out.preferences[rows]
+        texts = [*held_out.preferences.responses, *(Prompt(one).text for one in held_out.preferences.prompts), *COMMON]
+        words = frozenset(word for text in texts for word in words_of(text))
         n, vectors = len(votes.responses), embed([*map(str, votes.responses), *COMMON])
         difference = vectors[votes.a_index] - vectors[votes.b_index]
         mean = vectors[:n].mean(axis=0)
-        return cls(embed, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
+        return cls(embed, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights, words)
 
     def match(self, text: str, seed: int = 0) -> MeaningMatch:
         """Compare a description, such as "protect nature first", with what the members like."""
+        if self.words.isdisjoint(word for word in words_of(text) if word[0].isalnum()):
+            return MeaningMatch(self.weights / self.weights.sum(), UNKNOWN_WORDS)
         described = np.vstack([self.common, self.embed([text])]) - self.mean
         known = self.difference, self.liking, self.prompts
         return MeaningMatch(meaning_posterior(*known, described, self.weights, seed))
@@ -341,9 +341,9 @@ def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Pro
     best = int(posterior.argmax())
     names = {card.member: card.label for card in profiles}
     fits = f"fits your words with probability {match.posterior[best]:.0%}, by their meaning"
-    why = f"among the members, “{names.get(best, member_name(best))}” {fits}"
-    nobody = float(1 - voters.model.people)
-    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()), average=nobody)
+    why = match.note or f"among the members, “{names.get(best, member_name(best))}” {fits}"
+    note, nobody = match.note or voters.cannot_steer, float(1 - voters.model.people)
+    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()), average=nobody, note=note)
 
 
 def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:
@@ -399,109 +399,3 @@ def _verdict(reply: str) -> str | None:
     """
     found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
     return found.pop() if len(found) == 1 else None
-
-
-# --- Words by a list of words: the fallback where meaning cannot be matched.
-
-
-DRAWS = 4000
-"""Monte Carlo draws behind the posterior of a match by words."""
-SURE_ENOUGH = 0.5
-"""Posterior below which the reason mentions that other members fit nearly as well."""
-WANTED: Mapping[str, tuple[str, str]] = {
-    "length": ("long longer detailed thorough depth elaborate extensive", "short shorter brief concise terse succinct"),
-    "sentence_length": ("flowing", "crisp snappy"),
-    "structure": ("list lists bullet bullets structured steps headings organised organized", "prose paragraphs essay"),
-    "questions": ("questions question asking socratic", "unquestioning"),
-    "first_person": ("personal i we first-person", "impersonal neutral third-person"),
-    "second_person": ("addressing you direct-address", ""),
-    "hedging": ("hedged cautious careful tentative nuanced humble uncertain", "blunt unhedged direct straightforward"),
-    "certainty": ("certain confident decisive bold assertive firm", "unsure"),
-    "directives": ("actionable advice instructions commanding prescriptive practical", "open"),
-    "sentiment": ("positive optimistic cheerful upbeat hopeful", "negative critical pessimistic gloomy harsh"),
-    "formality": ("formal official professional academic", "informal casual chatty colloquial relaxed"),
-    "concreteness": ("concrete specific examples numbers facts factual evidence data", "abstract general principled"),
-    "balance": ("balanced both sides fair even-handed compromise impartial", "one-sided partisan opinionated"),
-    "warmth": ("warm kind friendly empathetic caring polite compassionate", "cool cold detached matter-of-fact"),
-    "readability": ("simple easy plain readable accessible clear", "demanding sophisticated complex scholarly"),
-    "echo": ("on-topic", "original"),
-}
-"""Words that request more or less of each trait."""
-KNOWN_WORDS_OF = ("length", "hedging", "formality", "warmth")
-"""Traits whose words an error suggests."""
-_NEGATIONS = frozenset(["not", "no", "less", "without", "never", "fewer", "dont", "don't", "avoid", "hate", "dislike"])
-
-
-def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:
-    """Choose the member whose measured leans match a preference in words.
-
-    The words are looked up in ``WANTED``, which maps words to more or less of a trait, and among the words that the
-    members' cards list as liked or disliked. A member's fit is the mean of its leans in the wanted directions. The
-    posterior is the share of random draws of all leans, within their standard errors, in which the member fits best.
-
-    Args:
-        text: such as "short, warm answers without lists".
-        profiles: the members' cards.
-        seed: of the draws.
-
-    Raises:
-        UsageError: if there are no cards, no word matches, or no member leans in the wanted direction.
-    """
-    if not profiles:
-        problem = "a preference in words is matched to the members' cards, which need held-out votes"
-        raise UsageError(f"{problem}; pluralign fit keeps them in the ensemble's folder.")
-    matches = _matching_leans(text, profiles)
-    if not any(matches):
-        some = ", ".join(side.split()[0] for trait in KNOWN_WORDS_OF for side in WANTED[trait])
-        remedy = f"try words such as {some}, or give a few choices of your own"
-        raise UsageError(f"nothing in {text!r} names a trait that the cards measure; {remedy}.")
-    random = random_stream(seed, STEERING_WORDS)
-    # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
-    n = len({lean.trait for leans in matches for lean, _ in leans})
-    scores = np.array([sum(sign * lean.own for lean, sign in leans) / n for leans in matches])
-    errors = np.array([sum(lean.standard_error**2 for lean, _ in leans) ** 0.5 / n for leans in matches])
-    drawn = scores + errors * random.standard_normal((DRAWS, len(scores)))
-    posterior = np.bincount(drawn.argmax(axis=1), minlength=len(scores)) / DRAWS
-    best = int(posterior.argmax())
-    if scores[best] <= 0:
-        raise UsageError(f"no member leans towards {text!r}; the nearest is {profiles[best].name!r}.")
-    why = f"“{profiles[best].name}” fits {'; '.join(_reason(lean, sign) for lean, sign in matches[best])}"
-    if posterior[best] < SURE_ENOUGH:
-        why += "; others fit nearly as well"
-    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()))
-
-
-def _matching_leans(text: str, profiles: Sequence[Profile]) -> list[list[tuple[Lean, int]]]:
-    """Return, per member, the leans that the text names, each with its wanted direction: +1 more, −1 less."""
-    wanted = wanted_traits(text)
-    words = set(re.findall(r"[\w'-]+", text.casefold()))
-    matches = []
-    for card in profiles:
-        leans = [(lean, wanted[lean.trait]) for lean in card.leans if lean.trait in wanted and np.isfinite(lean.own)]
-        leans += [(lean, 1) for lean in (*card.likes, *card.dislikes) if lean.trait in words and np.isfinite(lean.own)]
-        matches.append(leans)
-    return matches
-
-
-def _reason(lean: Lean, sign: int) -> str:
-    labels = {trait.key: trait.more if sign > 0 else trait.less for trait in TRAITS}
-    own, everyone = (1 + sign * lean.own) / 2, (1 + sign * lean.ensemble) / 2
-    return f"{labels.get(lean.trait, lean.trait)}: chosen in {own:.0%} of pairs (all members together: {everyone:.0%})"
-
-
-def wanted_traits(text: str) -> dict[str, int]:
-    """Return the traits that a text requests: +1 for more, −1 for less of each.
-
-    Example:
-        >>> wanted_traits("short, warm answers without lists")
-        {'length': -1, 'warmth': 1, 'structure': -1}
-    """
-    wanted: dict[str, int] = {}
-    for clause in re.split(r"[,.;:!?]|\bbut\b", text.casefold()):  # a negation ends with its clause
-        words = re.findall(r"[\w'-]+", clause)
-        for place, word in enumerate(words):
-            direction = -1 if _NEGATIONS & set(words[max(0, place - 2) : place]) else 1
-            for trait, (more, less) in WANTED.items():
-                if word in more.split() or word in less.split():
-                    wanted[trait] = direction * (1 if word in more.split() else -1)
-    return wanted

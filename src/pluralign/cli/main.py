@@ -12,18 +12,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
 import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
-from pluralign.core.errors import PluralignError, UsageError
-from pluralign.core.options import ON_COMMAND_LINE
-from pluralign.core.text import one_line, printable
+from pluralign.core.errors import ON_COMMAND_LINE, PluralignError, UsageError
+from pluralign.core.text import is_unicode, one_line, printable
 from pluralign.core.version import __version__
 
+COMMAND_LINE_ERROR: Any = typer.BadParameter.__mro__[2]
+"""``ClickException``, the class of all errors in options and arguments; typer does not export it."""
 Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start here": (experiments.demo, fit.inspect, fit.fit, fit.evaluate),
@@ -81,9 +82,9 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     _open_missing_streams()
-    flags = ON_COMMAND_LINE.set(True)
+    ON_COMMAND_LINE.set()
     try:
-        _refuse_empty(sys.argv[1:])
+        _check_words(sys.argv[1:])
         _run()
     except PluralignError as error:
         _fail(str(error))
@@ -94,7 +95,7 @@ def main() -> None:
         logging.getLogger("pluralign").debug("the error came from:", exc_info=error)
         _fail(_sentence(error))
     finally:
-        ON_COMMAND_LINE.reset(flags)
+        ON_COMMAND_LINE.clear()
 
 
 def _run() -> None:
@@ -105,15 +106,23 @@ def _run() -> None:
     if "_PLURALIGN_COMPLETE" in os.environ:
         get_completion_inspect_parameters()  # registers the shells
     try:
-        app(prog_name="pluralign")
-    except SystemExit as stop:
-        if not stop.code:
-            sys.stdout.flush()
-            if "torch" in sys.modules:
-                from pluralign.core.processes import leave_launch
+        code = app(prog_name="pluralign", standalone_mode=False)
+    except COMMAND_LINE_ERROR as error:
+        if not sys.argv[1:]:  # the help is the message
+            error.show()
+            sys.exit(2)
+        problem = one_line(error.format_message().replace("Value error, ", "").replace(". Did", "; did"), 400).rstrip(
+            ".?"
+        )
+        command = error.ctx.command_path if getattr(error, "ctx", None) else "pluralign"
+        raise UsageError(f"{problem[:1].lower()}{problem[1:]}; see {command} --help.") from None
+    if code:
+        sys.exit(code)
+    sys.stdout.flush()
+    if "torch" in sys.modules:
+        from pluralign.core.processes import leave_launch
 
-                leave_launch()
-        raise
+        leave_launch()
 
 
 def _sentence(error: OSError) -> str:
@@ -146,8 +155,12 @@ def _drop_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an empty argument. As the name of a file it would mean the current folder."""
+def _check_words(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument, which as the name of a file would mean the current folder, and for one
+    that is not UTF-8: no JSON or Parquet file can hold it.
+    """
+    if broken := [argument for argument in arguments if not is_unicode(argument)]:
+        raise UsageError(f"{broken[0]} is not valid UTF-8; if it is the name of a file, rename the file.")
     for before, argument in zip(["", *arguments], arguments, strict=False):
         option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
         if equals and not value:

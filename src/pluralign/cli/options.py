@@ -15,6 +15,7 @@ from pluralign.answering.options import TuneOptions
 from pluralign.cli.console import output_file, output_folder
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.options import as_flags, check_seed
+from pluralign.core.text import one_line
 from pluralign.core.version import __version__
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.learning.options import FinetuneOptions, FitOptions
@@ -191,8 +192,8 @@ def read_config(context: typer.Context, file: Path | None) -> None:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no file {file}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} must be a TOML file: {error}.") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, thousands of digits, nested too deeply
+        raise UsageError(f"{file} must be a TOML file: {one_line(error)}.") from None
     known: dict[str, Any] = {_long_name(option): option for option in context.command.params}
     del known["config"], known["save-config"]
     values: dict[str, Any] = {}
@@ -310,5 +311,5 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         commands.append([*words, *as_flags(changed)])
     if pruned and pruned.source:
         words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}"]
-        commands.append([*words, *(["--only-far"] if pruned.only_far else [])])
+        commands.append([*words, *([] if pruned.only_far else ["--furthest"])])
     return [*commands, ["pluralign", *last]]

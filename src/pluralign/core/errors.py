@@ -4,15 +4,41 @@ The command line prints the sentence without a traceback and exits with code 2. 
 """
 
 import difflib
+import re
+import threading
 from collections.abc import Iterable
 from functools import partial
+
+ON_COMMAND_LINE = threading.Event()
+"""Set while a command runs: then messages name flags, otherwise arguments of Python. Threads see it too."""
+_FLAG = re.compile(r"(?<![^\s(])(pluralign \w+ |install )?(use |with )?--(no-)?([a-z][a-z-]*)(?=([.,;)]|$)?)")
+_IN_PYTHON = {"all": "all_prompts", "data": "votes"}
+"""Arguments of Python with other names than the flags."""
+
+
+def in_python(sentence: str) -> str:
+    """Return a sentence about flags as one about arguments of Python; commands in it stay.
+
+    Example:
+        >>> in_python("--no-lora has no effect with --method joint; use --overwrite.")
+        'lora=False has no effect with method joint; use overwrite=True.'
+    """
+
+    def named(found: re.Match[str]) -> str:
+        command, verb, negated, flag, ends = found.groups()
+        name = _IN_PYTHON.get(flag, flag.replace("-", "_"))
+        value = "=False" if negated else "=True" if verb == "use " and ends is not None else ""
+        return found[0] if command else f"{verb or ''}{name}{value}"
+
+    return _FLAG.sub(named, sentence)
 
 
 class PluralignError(Exception):
     """Base class of all errors that a user can fix."""
 
     def __init__(self, sentence: str = "") -> None:
-        super().__init__(sentence.removesuffix(".") if sentence.endswith("?.") else sentence)
+        sentence = sentence.removesuffix(".") if sentence.endswith("?.") else sentence
+        super().__init__(sentence if ON_COMMAND_LINE.is_set() else in_python(sentence))
 
 
 class UsageError(PluralignError, ValueError):

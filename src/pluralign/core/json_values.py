@@ -6,6 +6,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pluralign.core.text import is_unicode
+
 JsonObject: TypeAlias = dict[str, Any]
 """An object of JSON: what a file holds, or what ``to_json`` returns."""
 Value = TypeVar("Value")
@@ -85,7 +87,7 @@ def _build(hint: Any, value: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return [_build(arguments[0], item) for item in _checked(value, type(value) is list)]
     if hint in (int, str, bool):
-        return _checked(value, type(value) is hint)
+        return _checked(value, type(value) is hint and (hint is not str or is_unicode(value)))
     numbers = isinstance(value, list) and all(item is None or type(item) in (int, float) for item in value)
     return _checked(value, numbers)  # an array
 

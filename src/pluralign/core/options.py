@@ -7,15 +7,12 @@ import inspect
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import MISSING, field, fields, replace
 from typing import Any, TypeVar, get_args
 
-from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.core.errors import ON_COMMAND_LINE, UsageError, did_you_mean
 
 LARGEST_SEED = 2**63 - 1
-ON_COMMAND_LINE: ContextVar[bool] = ContextVar("on_command_line", default=False)
-"""Whether messages name options as on the command line. Else they name the arguments of Python functions."""
 
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -125,7 +122,7 @@ def spelled(**options: Any) -> str:
         >>> spelled(skip_bad=True, rename={"prompt": "question"})
         "skip_bad=True, rename={'prompt': 'question'}"
     """
-    if ON_COMMAND_LINE.get():
+    if ON_COMMAND_LINE.is_set():
         return shlex.join(as_flags(options))
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 

@@ -39,6 +39,16 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 """Halves of characters, as in file names that are no UTF-8. No encoding can write them."""
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: it holds no half of a character.
+
+    Example:
+        >>> is_unicode("é"), is_unicode("\\udcff")
+        (True, False)
+    """
+    return text.isascii() or _SURROGATES.search(text) is None
+
+
 def printable(text: str) -> str:
     """Return a text that a terminal shows and does not obey: without escape sequences and other control characters.
 

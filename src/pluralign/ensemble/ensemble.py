@@ -25,7 +25,7 @@ from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble import folder as disk
 from pluralign.ensemble.members import LinearMembers
-from pluralign.ensemble.record import NO_PROMPTS, FitRecord, PromptHashes
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, NO_PROMPTS, FitRecord, PromptHashes
 from pluralign.text.encoders import Encoder, TextFeatures, encode
 from pluralign.text.finetuned import KIND, FinetunedFeatures
 from pluralign.theory import calibration
@@ -79,6 +79,9 @@ class RewardEnsemble:
         weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
         undecided = f", undecided {self.undecided:.2f}" if self.undecided else ""
         return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights}{undecided})"
+
+    def __str__(self) -> str:
+        return self.record.insight.text() if self.record.insight else repr(self)
 
     def _repr_html_(self) -> str:
         return str(late("publishing.notebook", "ensemble_html")(self))
@@ -221,20 +224,24 @@ class RewardEnsemble:
     def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
         """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged).
 
-        The mixture of the test of voices is about all members, so it is left out.
+        The mixture of the test of voices and the insight are about all members, so they are left out.
         """
         alpha, share = np.asarray(weights, dtype=np.float64), self.undecided if undecided is None else undecided
         baselines = {name: arrays for name, arrays in self.baselines.items() if name != VOICES}
-        return replace(self, members=self.members.take(indices), weights=alpha, undecided=share, baselines=baselines)
+        kept = replace(self, baselines=baselines, record=replace(self.record, insight=None))
+        return replace(kept, members=self.members.take(indices), weights=alpha, undecided=share)
 
     def first(self, k: int) -> "RewardEnsemble":
-        """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""
-        stages = {stage.k: stage for stage in self.record.history}
+        """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage.
+
+        A stage is missing if it gave weight to members that the ensemble no longer has.
+        """
+        stages = {stage.k: stage for stage in self.record.history if sum(stage.weights) > 1 - NEGLIGIBLE_WEIGHT}
         if self.record.method != "stagewise":
             raise UsageError("first(k) needs a stagewise ensemble; joint members are calibrated only together.")
         if k not in stages or not 1 <= k <= self.k:
-            raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
-        return self.take(range(k), stages[k].weights, stages[k].undecided)
+            raise UsageError(f"k must be one of {', '.join(str(one) for one in stages if one <= self.k)}, not {k}.")
+        return self.take(range(len(stages[k].weights)), stages[k].weights, stages[k].undecided)
 
     # --- on disk and on the hub -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from pluralign.core.errors import DataError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_write, locked
 from pluralign.core.json_values import LARGEST, JsonObject, from_json
 from pluralign.text.encoders import ENCODER_FOLDER
 from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
@@ -96,6 +96,13 @@ def write_description(folder: Path, values: Mapping[str, Any]) -> None:
     if problem := problem_of(description):
         raise DataError(f"an ensemble cannot be saved: {problem}")
     _write_sealed(folder / ENSEMBLE_FILE, description)
+
+
+def replace_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write another record of the fit into ``ensemble.json``."""
+    with locked(folder):
+        description = read_description(folder)
+        write_description(folder, {**{part: description[part] for part in PARTS}, "facts": facts})
 
 
 def _write_sealed(path: Path, values: Mapping[str, Any]) -> None:

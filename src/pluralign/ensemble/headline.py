@@ -1,7 +1,6 @@
-"""The headline of an evaluation: one main figure, one verdict, whether people differ, one next step.
+"""The headline of an evaluation: one main figure, one verdict, one next step; and whether people differ, in a sentence.
 
-Every place that shows an evaluation starts with it: the terminal, the report, the page, model cards and ``print``. All
-other figures stay in tables. Nothing is measured here.
+It stands below the insight (``measuring.insight``), above the tables. Nothing is measured here.
 """
 
 import math
@@ -24,18 +23,16 @@ FLOOR_IS_LOW = "The floor follows the majority of these very votes, so its score
 
 @dataclass(frozen=True)
 class Headline:
-    """The main figure of an evaluation, its verdict, what to do next, and whether people differ, in sentences."""
+    """The main figure of an evaluation, its verdict, and what to do next, in sentences."""
 
     main: str
     verdict: str
     standing: Standing
     """How the predictor compares with the baseline of the verdict; ``unknown`` if these votes cannot tell."""
     next_step: str
-    voices: str = ""
-    """From ``voices_sentence``."""
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (self.main, self.verdict, self.voices, f"Next: {self.next_step}")))
+        return "\n".join((self.main, self.verdict, f"Next: {self.next_step}"))
 
 
 def standing(difference: Interval) -> Standing:
@@ -55,16 +52,13 @@ def main_evaluation(record: FitRecord) -> Evaluation | None:
     return record.cross_validation or record.evaluation
 
 
-def headline(
-    evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR", *, in_report: bool = False
-) -> Headline:
+def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR") -> Headline:
     """Return the headline of an evaluation.
 
     Args:
         evaluation: figures of a predictor on held-out votes.
         record: of the ensemble that was measured; None for other predictors.
         folder: of that ensemble, for the command of the next step.
-        in_report: the report shows it, so the next step is not to write one.
     """
     if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
         leaked = f"No verdict: {evaluation.left_out.sentence}"
@@ -79,8 +73,7 @@ def headline(
         place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
     main = _main(evaluation, held_out=record is not None and bool(record.method))
-    next_step = _next_step(evaluation, baseline, record, folder, in_report)
-    return Headline(main, verdict, place, next_step, voices_sentence(evaluation))
+    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder))
 
 
 def voices_sentence(evaluation: Evaluation) -> str:
@@ -91,10 +84,7 @@ def voices_sentence(evaluation: Evaluation) -> str:
     if (found := evaluation.judgments) is None:
         if evaluation.voices is None:
             return ""
-        return (
-            "Distinct voices: unknown. Pair counts alone cannot show whether people differ; an ensemble fitted to "
-            "rankings or to several votes per person can (docs/how-to/collect.md)."
-        )
+        return "Distinct voices: unknown. Pair counts alone cannot show whether people differ."
     prompts = counted(found.prompts, "held-out prompt")
     if found.evidence is None:
         return f"Distinct voices: unknown. {prompts} with judgments, and an interval needs at least {ENOUGH_CLUSTERS}."
@@ -129,7 +119,11 @@ def _main(evaluation: Evaluation, held_out: bool) -> str:
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
     ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:z.4f}, {test.interval.high:z.4f}]"
-    return f"Main number: corrected Brier score {test.brier_corrected:z.4f}{ends} on {prompts} (0 is perfect)."
+    score = f"{test.brier_corrected:z.4f}{ends}".replace("-", "−")
+    score = f"Main number: corrected Brier score {score} on {prompts}"
+    if test.brier_corrected > 0:
+        return f"{score} (0 is perfect)."
+    return f"{score}. At 0 or below, no error is left that so few votes can measure."
 
 
 def _verdict(evaluation: Evaluation, baseline: Compared | None, name: str, place: Standing) -> str:
@@ -149,11 +143,9 @@ def _single_as_good(evaluation: Evaluation) -> str | None:
     return best if best and standing(singles[best].difference) != "ahead" else None
 
 
-def _next_step(
-    evaluation: Evaluation, baseline: Compared | None, record: FitRecord | None, folder: str, in_report: bool
-) -> str:
+def _next_step(evaluation: Evaluation, baseline: Compared | None, record: FitRecord | None, folder: str) -> str:
     place, beats_half = _place(baseline), _place(evaluation.baselines.get("constant_half")) == "ahead"
-    report, serve = f"pluralign report {folder} -o report.html", f"pluralign serve {folder}"
+    serve = f"pluralign serve {folder}"
     encoder = str(record.options.get("encoder", "")) if record else ""
     if evaluation.prompts < ENOUGH_CLUSTERS:
         if record and record.evaluation is evaluation and record.data and not record.tuning:
@@ -164,7 +156,7 @@ def _next_step(
     if place == "ahead":
         if not record:
             return "compare it with other predictors (--against)."
-        return f"{serve}." if in_report else f"{report}, or {serve}."
+        return f"{serve}."
     if not record:
         return "fit an ensemble on votes of the same kind (pluralign fit), and compare it with --against."
     better_encoder = "fit with --encoder minilm, which reads the meaning of texts." if encoder in WEAK_ENCODERS else ""
@@ -176,17 +168,5 @@ def _next_step(
     if better_encoder:
         return better_encoder
     if place == "level":
-        if baseline and (enough := _prompts_to_decide(baseline.difference, evaluation.prompts)):
-            return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
-        return f"{serve if in_report else report}; one reward predicts these votes as well."
+        return f"{serve}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
-
-
-def _prompts_to_decide(difference: Interval, prompts: int) -> int | None:
-    """Return how many prompts an interval of half the difference would need; None if it is too many to be useful."""
-    width, mean = difference.high - difference.low, difference.mean
-    needed = prompts * (width / (2 * mean)) ** 2 if mean else math.inf
-    if not needed < 100 * prompts:
-        return None
-    digits = max(len(str(int(needed))) - 2, 0)
-    return int(round(needed, -digits))

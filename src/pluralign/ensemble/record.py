@@ -5,9 +5,11 @@ Also decided here: which pairs are measured, so that no figure is about a traini
 Undefined figures are NaN here and null in JSON.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -273,10 +275,10 @@ class Evaluation:
         return max((member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT), default=None)
 
     def __str__(self) -> str:
-        from pluralign.ensemble.headline import headline  # it imports this module
+        from pluralign.ensemble.headline import headline, voices_sentence  # it imports this module
 
         found = headline(self)  # without a next step: that depends on the predictor
-        return "\n".join(filter(None, (f"{self.pairs:,} pairs", found.main, found.verdict, found.voices)))
+        return "\n".join(filter(None, (f"{self.pairs:,} pairs", found.main, found.verdict, voices_sentence(self))))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self}>"
@@ -390,6 +392,76 @@ class PruneRecord:
     """Folder of the ensemble before pruning."""
 
 
+@dataclass(frozen=True)
+class Voice:
+    """One member in the insight of an ensemble."""
+
+    member: int
+    share: float
+    """Its weight."""
+    name: str
+    """At most four words; no other member has it."""
+    wants: str
+    """What it prefers and rejects, in words; empty if no difference from the other members is significant."""
+    example: str = ""
+    """A pair on which most other members disagree, as two quotes."""
+
+    @property
+    def line(self) -> str:
+        """What it wants, and the example."""
+        return "; ".join(filter(None, (self.wants or "no significant difference from the others", self.example)))
+
+
+@dataclass(frozen=True)
+class Insight:
+    """Who disagrees about what, in words: what every surface shows first. From ``measuring.insight``."""
+
+    title: str
+    evidence: Literal["clear", "none", "unknown"]
+    """Whether whole judgments on held-out prompts show that people differ in their preferences."""
+    sentence: str
+    """The same with figures."""
+    voices: list[Voice]
+    """The members, the heaviest first. Empty without evidence: then they stand for nobody."""
+    unites: str
+    """What people or members agree on."""
+    example: str
+    """A pair of responses as an example, as two quotes."""
+    divides: str
+    """The questions that people split most on."""
+    trust: str
+    """How far a predicted share is off on unseen prompts."""
+    advice: str = ""
+    """Which votes would show voices; empty if these do."""
+
+    @property
+    def findings(self) -> list[str]:
+        """The sentences below the voices."""
+        agreed = f"{self.unites} Example: {self.example}." if self.unites and self.example else self.unites
+        split = f"People split most on: {self.divides}." if self.divides else ""
+        return [line for line in (agreed, split, self.trust, self.advice) if line]
+
+    def without_texts(self) -> "Insight":
+        """Return the insight without quotes and questions of the votes."""
+        return replace(self, voices=[replace(one, example="") for one in self.voices], example="", divides="")
+
+    def text(self, width: int = 100) -> str:
+        """Return the insight as lines of text of this width."""
+        wrap = partial(textwrap.wrap, width=width, break_on_hyphens=False)
+        lines, largest = [self.title, *wrap(self.sentence)], max((one.share for one in self.voices), default=1)
+        column = max((len(one.name) for one in self.voices), default=0) + 2
+        for one in self.voices:
+            bar = "▇" * max(round(BAR * one.share / largest), 1)
+            start = f"{bar:{BAR}} {one.share:4.0%}  {one.name:{column}}"
+            indent = len(start) if width - len(start) >= NARROW else BAR
+            lines += wrap(start + one.line, subsequent_indent=" " * indent)
+        return "\n".join([*lines, *(line for finding in self.findings for line in wrap(finding))])
+
+
+BAR, NARROW = 8, 40
+"""Width of the longest bar, and of the narrowest column of text."""
+
+
 @dataclass(frozen=True, repr=False)
 class FitRecord:
     """The record of a fit. Ensembles built by hand have an empty one."""
@@ -418,6 +490,8 @@ class FitRecord:
     """Options and outcome of fine-tuning, with a backbone."""
     encoders: EncoderChoice | None = None
     """With a backbone and joint members: the fine-tuned model next to the frozen one."""
+    insight: Insight | None = None
+    """Who disagrees about what, on held-out prompts."""
     notes: list[str] | None = None
     processes: int | None = None
     seconds_members: list[float] | None = None

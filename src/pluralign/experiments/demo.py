@@ -23,10 +23,8 @@ from pluralign.learning.measure import read_ensemble
 from pluralign.learning.options import FitOptions
 from pluralign.learning.task import MANY_PAIRS, LearningData
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
-from pluralign.measuring.pruning import Pruning, prune
-from pluralign.measuring.rankings import RankingResult, Tournament, rankings
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.publishing.tables import Table, number, pruning_table
+from pluralign.publishing.tables import Table
 from pluralign.text.encoders import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -37,11 +35,10 @@ from pluralign.votes.town_hall.town_hall import DEFAULT_RANKED_PAIRS, TownHall, 
 COUNTS, RANKINGS, WITH_IDS = "vote counts", "rankings", "rankings with ids"
 """What an ensemble was fitted to: the same votes, without and with who gave them."""
 SOFT_BT, CONSTANT_HALF = "soft BT as σ(Δr)", "constant ½"
-FLOOR, TRUE_SHARES, POLICY = "floor", "true shares", "rankings, policy level"
+PERFECT_SINGLE, TRUE_SHARES = "perfect single reward", "true shares"
 """Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
     RANKINGS: {},
-    POLICY: {"level": "policy"},
     COUNTS: {"judgments": False},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }
@@ -97,10 +94,7 @@ class DemoResult:
     camps: Mapping[str, CampStudy]
     """Which camps the members of an ensemble stand for, by what it was fitted to: vote counts, rankings, or rankings
     with rater ids."""
-    pruning: Pruning
     asked: Asked
-    rankings: RankingResult
-    """Decomposition of the true shares on the same prompt into few rankings."""
 
     def method(self, name: str) -> MethodResult:
         """Return the result of one method, by its name."""
@@ -148,7 +142,7 @@ def demo(
     methods = [
         *(_measure(name, one, test, truth) for name, one in fitted.items()),
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
-        _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
+        _measure_share(PERFECT_SINGLE, 1, (truth > 0.5).astype(float), test, truth),
         _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
         _measure_share(SOFT_BT, 1, shares["soft_bt"], test, truth),
         _measure_share("mixture of BT", k, shares["mixture"], test, truth),
@@ -162,9 +156,7 @@ def demo(
         ensemble=ensemble,
         report_data=collect_report_data(ensemble, held_out, options=ReportOptions(seed=seed)),
         camps={name: camps_of_ensemble(town, rows, fitted[name]) for name in (COUNTS, RANKINGS, WITH_IDS)},
-        pruning=prune(ensemble, held_out),
         asked=ask(town, ensemble, prompt, seed=seed),
-        rankings=rankings(true_tournament(town, prompt), k=k, seed=seed),
     )
 
 
@@ -235,21 +227,6 @@ def _rewards_of_town(town: TownHall, prompt: int) -> tuple[Mask, FloatArray]:
     return of_prompt, town.annotator_rewards(range(len(town.tastes)))[of_prompt]
 
 
-def true_tournament(town: TownHall, prompt: int) -> Tournament:
-    """Return the shares of the whole town between the responses to one prompt: a realizable tournament.
-
-    Example:
-        >>> from pluralign import town_hall
-        >>> true_tournament(town_hall(40), 0).shares.shape
-        (6, 6)
-    """
-    _, rewards = _rewards_of_town(town, prompt)
-    shares = (rewards[:, None] > rewards[None]).mean(axis=2)
-    np.fill_diagonal(shares, np.nan)
-    names = tuple(f"answer {number}" for number in range(1, len(rewards) + 1))
-    return Tournament(names, shares, str(town.preferences.prompts[prompt]))
-
-
 def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodResult:
     """Return the mean error of k random people with equal weights, the construction of Theorem 2, over fifty draws."""
     rng = np.random.default_rng(seed)
@@ -284,8 +261,8 @@ def write_demo_report(result: DemoResult, path: Path, commands: Sequence[Sequenc
 
 
 def detail_tables(result: DemoResult) -> Iterator[Table]:
-    """Yield all methods, the estimates beside the truth, pruning, and one question with the town's rankings."""
-    estimated, truth, pruning, asked = result.inspect, result.truth, result.pruning, result.asked
+    """Yield all methods, and the estimates beside the truth."""
+    estimated, truth = result.inspect, result.truth
     yield Table(
         "All methods on held-out prompts, best first",
         ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
@@ -303,32 +280,4 @@ def detail_tables(result: DemoResult) -> Iterator[Table]:
             ("majority share", estimated.majority_share, None, truth.majority_share),
         ],
         "The corrected floor is biased low: majorities are estimated from the same votes.",
-    )
-    before, after = number(pruning.error_before.mean), number(pruning.error_after.mean)
-    yield replace(
-        pruning_table(pruning, result.ensemble),
-        title=f"Pruning by Theorem 3 (β = {pruning.beta:g})",
-        note=f"Removed {pruning.removed_weight:.3f} of the weight. Calibration error {before} before and {after} "
-        f"after; the theorem guarantees at most {number(pruning.bound)}. Distance: how often the member and a random "
-        "member prefer different responses.",
-    )
-    slate = {entry.text: f"{entry.share:.0%}" for entry in asked.answer.answers}
-    chosen = asked.answer.consensus.text if asked.answer.consensus else ""
-    places = [(slate.get(text, "not shown"), f"{asked.share_of(text):.0%}") for text in asked.responses]
-    shown = [f"{'Consensus. ' if text == chosen else ''}{text}" for text in asked.responses]
-    yield Table(
-        f"One held-out question: “{asked.prompt}”",
-        ("", "predicted", "share of the town", ""),
-        [(f"answer {i}", *place, text) for i, (place, text) in enumerate(zip(places, shown, strict=True), 1)],
-        "Predicted share of people with this first choice, for the answers of the slate, and true share of the town.",
-        texts=(0, -1),
-    )
-    mixture = result.rankings
-    named = (" > ".join(mixture.alternatives[place] for place in ranking) for ranking in mixture.rankings)
-    yield Table(
-        "Rankings that give the shares of the whole town on this question",
-        ("weight", "ranking, best first"),
-        list(zip(mixture.weights, named, strict=True)),
-        f"At most {mixture.size_at_most} rankings are needed (Carathéodory). The mixture is not unique.",
-        texts=(1,),
     )

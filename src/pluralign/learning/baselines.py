@@ -27,7 +27,6 @@ from pluralign.learning.pairs import (
     scores,
     solve_weights,
 )
-from pluralign.learning.teacher import damp, mean_row_square
 from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower
 
@@ -78,7 +77,7 @@ class Baseline:
 
 
 def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
-    return damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
+    return bt.damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
 
 
 def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
@@ -183,17 +182,17 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> Parts:
         folds: masks of validation pairs, ``(n,)`` each.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = mean_row_square(difference)
+    mean_square = bt.mean_row_square(difference)
     directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     damping, l2 = 0.0, float(plain["l2"])
     error = errors_on_folds(prob_a, folds, bt.path_shares(difference @ directions, prob_a, [l2]))[:, 0]
     for candidate in DAMPINGS:
-        reduced = damp(difference, candidate, mean_square) @ directions
+        reduced = bt.damp(difference, candidate, mean_square) @ directions
         errors = errors_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a))
         best = int(np.argmin(np.mean([errors[fold].mean(axis=0) for fold in folds], axis=0)))
         if clearly_lower(errors[:, best] - error, pairs.prompt):
             damping, l2, error = candidate, bt.L2_GRID[best], errors[:, best]
-    theta = bt.fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+    theta = bt.fit_bradley_terry(bt.damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
@@ -221,7 +220,7 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> Parts:
         damped: arrays of damped soft BT.
         folds: masks of validation pairs, ``(n,)`` each.
     """
-    difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
+    difference = bt.damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
     reduced = difference @ bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     u, temperature = _temperature(reduced, pairs.prob_a, folds, float(damped["l2"]), UNDECIDED)
     return {**damped, "undecided": u, "temperature": temperature}
@@ -283,12 +282,12 @@ def _fit_mixture(pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Ma
     singles = {0.0: plain, float(damped["damping"]): damped}
     errors: dict[tuple[float, float], float] = {}
     for damping, single in singles.items():
-        difference, l2 = damp(pairs.difference, damping, mean_square), float(single["l2"])
+        difference, l2 = bt.damp(pairs.difference, damping, mean_square), float(single["l2"])
         x = difference @ bt.principal_directions(difference, bt.FEW_DIRECTIONS)
         found = brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(x, prob_a, k, l2=l2, seed=seed))
         errors |= {(damping, factor * l2): error for factor, error in zip(bt.FACTORS, found, strict=True)}
     damping, l2 = min(errors, key=errors.__getitem__)
-    theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
+    theta, difference = singles[damping]["theta"], bt.damp(pairs.difference, damping, mean_square)
     axes = bt.directions_with(difference, theta)
     guide = np.asarray(axes.T @ theta, dtype=np.float64)
     members, weights = bt.fit_em(difference @ axes, prob_a, guide, k, l2=l2, seed=seed)

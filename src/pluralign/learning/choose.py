@@ -13,13 +13,12 @@ import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
-from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.learning.bradley_terry import Teacher, fit_bradley_terry, fit_teacher, principal_directions
 from pluralign.learning.joint import BLENDS, FEW_RESTARTS, FROM_TEACHER, NAMED_BLENDS, RESTARTS, Blend, train_joint
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
-from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel

@@ -5,7 +5,7 @@ The order of the work: hold out test prompts, make features, choose on validatio
 (``frozen``), or trained on the votes (``tuned``). ``--folds`` repeats the work without each part of the prompts.
 
 To understand the joint fit, read ``fit``, ``task``, ``frozen``, ``choose``, ``joint`` (then ``policy_level``),
-``pairs`` and ``teacher`` (which builds on ``bradley_terry``), in this order.
+``pairs`` and ``bradley_terry``, in this order.
 """
 
 import logging
@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
+from pluralign.core.late import late
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
@@ -122,7 +123,9 @@ def fit(
                 record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
+    add_insight = late("measuring.insight", "with_insight")  # of a higher room; it is about this ensemble alone
     ensemble = replace(ensemble, record=record)
+    ensemble = replace(ensemble, record=add_insight(ensemble, held_out, texts=options.keep_held_out).record)
     for note in (record.notes or []) if processes.first else []:
         logger.warning("%s.", note)
     processes.wait()

@@ -23,17 +23,18 @@ from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
 from pluralign.core.checkpoints import UNFINISHED
 from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import DIRECTION, random_stream
+from pluralign.core.text import counted
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map, spanned_axes, without_clipping
-from pluralign.ensemble.record import CHANCE
+from pluralign.ensemble.record import CHANCE, NEGLIGIBLE_WEIGHT, HistoryRow
+from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.choose import fit_joint, fit_stagewise
 from pluralign.learning.measure import bound_cost, measure_fit
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs, scores
 from pluralign.learning.task import FitTask, Fitted, LearningData
-from pluralign.learning.teacher import TrainedTeacher
 from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
 from pluralign.text.encoders import TextFeatures
@@ -145,7 +146,7 @@ def _measured(
     data: LearningData, inputs: FeatureMap, task: FitTask, fitted: Fitted
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Return the ensemble with its record, and the held-out votes with its rewards."""
-    options, test = data.options, task.test
+    options, test, (fitted, idle) = data.options, task.test, _without_idle(fitted, data.options.method)
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members, together = (
@@ -156,12 +157,35 @@ def _measured(
     linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
     ensemble = RewardEnsemble(linear, members.weights, *own, baselines=fitted.models, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)
-    record, notes = ensemble.record, _limits_of(task.train)
+    record, notes = ensemble.record, [*_limits_of(task.train), *idle]
     record = replace(record, target=fitted.target, vote_share=fitted.vote_share, notes=notes or None)
     if fitted.unbounded is not None and record.evaluation is not None:
         cost = bound_cost(record.evaluation, fitted.unbounded, test, options.max_disagreement, options.level)
         record = replace(record, bound=cost)
     return replace(ensemble, record=record), held_out
+
+
+def _without_idle(fitted: Fitted, method: str) -> tuple[Fitted, list[str]]:
+    """Return a fit without the members that have no weight, which predict nothing, and a note about them.
+
+    The history counts members with weight, one row per number. The weights of stages are those of the members that are
+    left.
+    """
+    weights = fitted.members.weights
+    used = np.flatnonzero(weights > NEGLIGIBLE_WEIGHT)
+    if len(used) == len(weights):
+        return fitted, []
+    alpha, rows = weights[used] / weights[used].sum(), dict[int, HistoryRow]()
+    for row in fitted.history:
+        of_row = np.asarray(row.weights)
+        left = of_row[used[used < len(of_row)]] if method == "stagewise" else of_row[of_row > NEGLIGIBLE_WEIGHT]
+        k = int((of_row > NEGLIGIBLE_WEIGHT).sum())
+        rows[k] = replace(row, k=k, weights=left.tolist())
+    last = replace(rows.pop(len(used)), weights=alpha.tolist())
+    history = [*(rows[k] for k in sorted(rows) if k < len(used)), last]
+    members = replace(fitted.members, theta=fitted.members.theta[:, used], weights=alpha)
+    note = f"{len(weights) - len(used)} of {counted(len(weights), 'member')} got no weight, so {len(used)} are left"
+    return replace(fitted, members=members, history=history), [note]
 
 
 def _limits_of(train: Pairs) -> list[str]:

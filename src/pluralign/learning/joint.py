@@ -10,7 +10,7 @@ hard votes are then solved exactly. With a few thousand noisy pairs, these choic
 * **an undecided share**. Without it, an ensemble that must predict ½ spends members on near-opposites r and −r;
 * **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). They change the teacher but no vote, since a vote does not
   depend on a positive factor;
-* **a teacher** (``teacher``). The target t blends the share it predicts, which has no vote noise, with the raw votes;
+* **a teacher**. The target t blends the share it predicts, which has no vote noise, with the raw votes;
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated pairs** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: nobody voted on them;
 * **restarts, sizes and targets in one pass**; the restart with the lowest error on the training pairs is kept;
@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
+from pluralign.learning.bradley_terry import Teacher
 from pluralign.learning.pairs import Members, Pairs, cap_disagreement, hard_votes, scores
-from pluralign.learning.teacher import Teacher
 from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.simplex import weights_and_undecided
 

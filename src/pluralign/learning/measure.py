@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray
+from pluralign.core.errors import DataError
 from pluralign.core.random_streams import EVALUATION_FOLDS, FIRST_CHOICES, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
 from pluralign.ensemble import record as records
 from pluralign.ensemble.ensemble import VOICES, RewardEnsemble
+from pluralign.ensemble.folder import REMEDY
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.learning.baselines import Baseline
+from pluralign.learning.baselines import FORMULAS, Baseline
 from pluralign.learning.pairs import Differences, Members, Pairs, hard_votes
 from pluralign.learning.task import LearningData
 from pluralign.learning.voices import judgment_figures
@@ -223,6 +225,9 @@ def evidence_of_voices(
 def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
     """Return the baselines that were fitted with an ensemble."""
     formulas = ensemble.record.baseline_formulas
+    for name, formula in formulas.items():
+        if formula not in FORMULAS or name not in ensemble.baselines:
+            raise DataError(f"the baseline {name} of the ensemble is damaged", remedy=REMEDY)
     return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
 
 

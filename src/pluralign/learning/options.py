@@ -190,7 +190,7 @@ def check_applies(options: FitOptions, tuning: FinetuneOptions, *, raters: bool)
     Example:
         >>> check_applies(FitOptions(folds=5), FinetuneOptions(backbone="minilm"), raters=False)
         Traceback (most recent call last):
-        pluralign.core.errors.UsageError: --folds has no effect with --backbone; leave it out.
+        pluralign.core.errors.UsageError: folds has no effect with backbone; leave it out.
     """
     attention = options.pooling == "attention"
     setting = {

@@ -17,6 +17,9 @@ from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import POLICY_LEVEL, random_stream
 from pluralign.learning.bradley_terry import (
     FEW_DIRECTIONS,
+    Teacher,
+    TrainedTeacher,
+    damping_factor,
     directions_with,
     fit_bradley_terry,
     fit_em,
@@ -24,7 +27,6 @@ from pluralign.learning.bradley_terry import (
 )
 from pluralign.learning.joint import ShareLoss
 from pluralign.learning.pairs import Members, Pairs, cap_disagreement, errors_on_folds, scores
-from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor
 from pluralign.theory.calibration import sigmoid
 from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.simplex import simplex_least_squares

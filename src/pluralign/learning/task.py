@@ -24,9 +24,9 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
+from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_folds
-from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.theory import calibration

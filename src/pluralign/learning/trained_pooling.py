@@ -32,10 +32,10 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.members import FeatureMap
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures, ranking_loss, rewards_as_voices
 from pluralign.learning.backbone.recipe import TextPairs, draw_steps
+from pluralign.learning.bradley_terry import Teacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.frozen import Trained, feature_map
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import validation_folds
-from pluralign.learning.teacher import Teacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.tuned import Candidate, Judged, TunedTask, compare, validated_voices
 from pluralign.learning.voices import RankedTexts, Voices
 from pluralign.text import surface

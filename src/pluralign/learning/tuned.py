@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
+from pluralign.core.options import spelled
 from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
@@ -356,7 +357,7 @@ def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> tupl
         return best, "the frozen features were not compared"
     if n < ENOUGH_CLUSTERS:
         few = f"{n} validation prompts are too few to choose (fewer than {ENOUGH_CLUSTERS})"
-        return "frozen", f"{few}; --no-compare-frozen keeps the trained ones"
+        return "frozen", f"{few}; {spelled(compare_frozen=False)} keeps the trained ones"
     if best != "frozen" and clearly_lower(errors[best] - errors["frozen"], prompt, ONE_STANDARD_ERROR):
         return best, f"better on {n} validation prompts"
     return "frozen", f"training did not clearly help on {n} validation prompts"

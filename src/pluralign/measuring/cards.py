@@ -1,8 +1,8 @@
 """A card for each member: how it differs from the other members, in words that a person can check.
 
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
-claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
-is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+claims of ``leans`` (style and themes) and ``views`` (phrases and positions), and the example texts. Which claims are
+significant is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once.
 A language model may write names and sentences too; they are shown only if they predict votes on other prompts.
 """
 
@@ -25,17 +25,16 @@ from pluralign.core.random_streams import CHECKED_PAIRS, random_stream
 from pluralign.core.text import counted, one_line, printable, shortened
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
+from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, replace_facts, save_beside
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import LeftOut
-from pluralign.measuring.leans import LIKES_WORD, MIN_LEAN, SIGNIFICANCE, Lean, SignedVotes, sample_prompts
+from pluralign.measuring.leans import PREFERS, SIGNIFICANCE, TRAITS, Lean, SignedVotes, sample_prompts
 from pluralign.measuring.personas import pair_questions
-from pluralign.measuring.views import Views, distinctness, find_views, reward_scale, split_prompts, telling_phrases
+from pluralign.measuring.views import Views, distinctness, find_views, split_prompts, telling_phrases
 from pluralign.text.judge import JudgeModel, JudgeUsage, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, p_value_above_zero
-from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.load import VotesLike
 from pluralign.votes.prompts import Prompt
 
@@ -108,21 +107,8 @@ MAX_CORRELATION = 0.5
 """A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
 CHECKED = 100
 """Pairs that a description is checked on, with two calls per pair and member."""
-PREFERS_PHRASES = "prefers phrases like "
 EXAMPLES = 3
 WORDS_SHOWN = 8
-WORDS_IN_NAME = 3
-"""Number of words in a name. A member with fewer liked words has none in its name: they may be an accident."""
-
-
-@dataclass(frozen=True)
-class Typical:
-    """A response that a member rates far above the other responses to the same prompt."""
-
-    prompt: str
-    response: str
-    margin: float
-    """Its reward minus the mean of the others', in standard deviations of the member's reward differences."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +135,11 @@ class Profile:
     weight: float
     disagreement: float
     name: str
-    """Its clearest claims, or "Member 4" if it has none."""
+    """At most four words from its clearest claim that no other member is named by, or "Member 4"."""
     named: bool = field(default=True, kw_only=True)
-    """Whether the name consists of claims."""
+    """Whether the name is a claim."""
+    wants: str = field(default="", kw_only=True)
+    """Its clearest claims in words, such as "wants longer answers, hedged claims"; empty if it has none."""
     description: str
     """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
@@ -160,7 +148,6 @@ class Profile:
     """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]
     """Phrases whose responses it rejects, the clearest first, from ``views``."""
-    typical: tuple[Typical, ...]
     distinguishing: tuple[Distinguishing, ...]
     views: Views = field(default_factory=Views, kw_only=True)
     """Phrases and positions with intervals and quotes."""
@@ -170,7 +157,7 @@ class Profile:
     @property
     def label(self) -> str:
         """Number and name, such as "4 · Prefers lists"; "Member 4" without a name."""
-        return f"{self.member} · {self.name.removesuffix(_suffix(self.member))}" if self.named else self.name
+        return f"{self.member} · {self.name}" if self.named else self.name
 
 
 def member_name(member: int) -> str:
@@ -241,24 +228,25 @@ def profile(
     written = load_descriptions(folder) if folder is not None and describe is None else None
     if describe is not None:
         written = describe_members(held_out, alpha, describe, concurrency=concurrency, seed=seed, progress=progress)
-        if folder is not None:
-            save_descriptions(written, folder)
     members, people = with_descriptions(member_profiles(alpha, held_out), written), held_out.preferences
+    if describe is not None and folder is not None and written is not None:
+        from pluralign.measuring.insight import with_insight  # it imports this module
+
+        save_descriptions(written, folder)
+        replace_facts(Path(folder), with_insight(loaded, held_out, members).record.to_json())
     described, prompts = written.usage if written else None, len(people.prompts)
     unnamed = unnamed_reason(members, prompts)
     return MemberProfiles(members, described, unnamed, loaded.undecided, len(people), prompts, held_out.left_out)
 
 
-def member_profiles(
-    weights: npt.ArrayLike, held_out: HeldOutVotes, *, max_characters: int | None = None
-) -> list[Profile]:
+def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: SignedVotes | None = None) -> list[Profile]:
     """Return the card of each member.
 
     Args:
         weights: of the members, ``(k,)``.
         held_out: held-out votes with the rewards of the members.
-        max_characters: measure leans on a sample of prompts with at most this much text (``sample_prompts``); all other
-            figures use all votes.
+        signed: the votes that leans and views are measured on (default: a sample of prompts, ``sample_prompts``); all
+            other figures use all votes.
 
     Example:
         >>> from pluralign import town_hall
@@ -267,28 +255,29 @@ def member_profiles(
         >>> longer, random = np.array([len(text) for text in texts]), np.random.default_rng(0).random(len(texts))
         >>> for card in member_profiles([0.5, 0.5], HeldOutVotes(votes, np.stack([longer, random], axis=1))):
         ...     print(card.name)
-        Prefers longer answers
-        Cares less about longer answers
+        Longer answers
+        Less about length
     """
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")
-    sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
-    signed = SignedVotes.of(sample, alpha)
-    leans, views = signed.trait_leans(), find_views(signed)
+    signed = signed or SignedVotes.of(sample_prompts(held_out), alpha)
+    leans, views = signed.trait_leans()[0], find_views(signed)
     norm = np.sqrt(np.maximum((signed.signs**2).sum(axis=0), 1.0))
     correlation = (signed.signs.T @ signed.signs) / np.outer(norm, norm)
     likes = [tuple(view.lean for view in own.phrases if view.prefers)[:WORDS_SHOWN] for own in views]
     dislikes = [tuple(view.lean for view in own.phrases if view.rejects)[:WORDS_SHOWN] for own in views]
-    claims = [_claims(leans[j], likes[j], views[j], correlation) for j in range(len(alpha))]
+    claims = [_claims(leans[j], views[j], correlation) for j in range(len(alpha))]
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     profiles = []
     for j, name in enumerate(_names(claims)):
-        description = " ".join(claim.sentence for claim in claims[j][:2])
-        typical, distinguishing = tuple(_typical(held_out, j)), tuple(distinguishing_pairs(held_out, alpha, j))
-        weight, away = float(alpha[j]), float(disagreement[j])
-        own = leans[j], likes[j], dislikes[j], typical, distinguishing
-        profiles.append(Profile(j, weight, away, name, description, *own, named=bool(claims[j]), views=views[j]))
+        wants = wanted([claim.wants for claim in claims[j][:CLAIMS_SHOWN]])
+        description = " ".join(claim.sentence for claim in claims[j][:CLAIMS_SHOWN])
+        distinguishing = tuple(distinguishing_pairs(held_out, alpha, j))
+        weight, away, shown = float(alpha[j]), float(disagreement[j]), name or member_name(j)
+        own = leans[j], likes[j], dislikes[j], distinguishing
+        card = Profile(j, weight, away, shown, description, *own, named=bool(name), wants=wants, views=views[j])
+        profiles.append(card)
     return profiles
 
 
@@ -296,103 +285,107 @@ def member_profiles(
 
 
 class _Claim(NamedTuple):
-    """One claim of a card: verb and objects for the name, and a sentence with numbers for the description."""
+    """One claim of a card: a name of at most four words, what the member wants, and a sentence with numbers."""
 
-    verb: str
-    objects: list[str]
+    clarity: float
+    name: str
+    wants: tuple[str, str]
+    """Verb and object."""
     sentence: str
 
 
-def _clarity(lean: Lean) -> float:
-    """Return the relative lean in standard errors of independent pairs, to order frequent and rare traits fairly."""
-    return abs(lean.relative) * math.sqrt(lean.pairs)
+MAX_WORDS = 4
+"""Number of words in a name."""
+CLAIMS_SHOWN = 3
+FAINT, COMMON, VERBAL = 0.1, 0.5, 0.5
+"""Factors of the clarity of claims that a member cares less, about length, and of phrases: they make poor names."""
 
 
-def _claims(leans: Sequence[Lean], likes: Sequence[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+def _claims(leans: Sequence[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
     """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
 
-    The clearest view, if there is one, is among the first two.
+    The clarity is the relative lean in standard errors of independent pairs, which is fair to rare traits.
     """
-    clearest = sorted((p for p, lean in enumerate(leans) if lean.claim), key=lambda p: -_clarity(leans[p]))
-    claims: list[tuple[float, _Claim]] = []
+    claims: list[_Claim] = []
+    clarity = [abs(lean.relative) * math.sqrt(lean.pairs) if lean.claim else 0.0 for lean in leans]
     named: list[int] = []
-    for position in clearest:
-        lean = leans[position]
-        if all(abs(correlation[position, before]) < MAX_CORRELATION for before in named):
-            named.append(position)
-            verb, phrase = lean.claim.removesuffix(lean.phrase), lean.phrase
-            claims.append((_clarity(lean), _claim(verb, [phrase], phrase, lean)))
-    if len(likes) >= WORDS_IN_NAME:
-        words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
-        claims.append((_clarity(likes[0]), _claim(LIKES_WORD, words, f"Mentions of {words[0]}", likes[0], 1)))
-    else:  # a position over all prompts, whose phrases are tested together
-        for view in views.positions:
-            if not view.topic:
-                liked, rejected = (" or ".join(f"“{p}”" for p in side[:2]) for side in (view.prefers, view.rejects))
-                claim = _Claim(PREFERS_PHRASES, [f"{liked} to {rejected}"], f"{view.title}: {view.evidence}.")
-                claims.append((_clarity(view.lean), claim))
-    ordered = [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
-    named_view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
-    if named_view is not None and named_view not in ordered[:2]:  # a name has room for two claims: style and view
-        ordered = [ordered[0], named_view, *(claim for claim in ordered[1:] if claim is not named_view)]
-    return ordered
+    for place in np.argsort(-np.array(clarity), kind="stable").tolist():
+        if not clarity[place] or any(abs(correlation[place, before]) >= MAX_CORRELATION for before in named):
+            continue
+        named.append(place)
+        lean = leans[place]
+        prefers, phrase = lean.claim.startswith(PREFERS), lean.phrase
+        own, ensemble, people = lean.shares()
+        adjusted = "" if lean.trait == "length" else ", at equal length"
+        sentence = (
+            f"{capitalised(phrase)}: preferred in {own:.0%} of the {lean.pairs:,} pairs that differ in this{adjusted}; "
+            f"by all members together in {ensemble:.0%}, by people in {people:.0%}."
+        )
+        name = capitalised(phrase.removeprefix("a ")) if prefers else f"Less about {TRAITS[place].aspect}"
+        factor = (1.0 if prefers else FAINT) * (COMMON if lean.trait == "length" else 1.0)
+        wants = ("wants" if prefers else "cares less about", phrase)
+        claims.append(_Claim(factor * clarity[place], name, wants, sentence))
+    for view in (*views.positions, *views.phrases):
+        liked, rejected = ([f"“{phrase}”" for phrase in side[:2]] for side in (view.prefers, view.rejects))
+        wants = ("likes", " and ".join(liked)) if liked else ("rejects", " and ".join(rejected))
+        if liked and rejected:
+            wants = ("wants", f"{liked[0]} more than {rejected[0]}")
+        about = f" on {view.topic}" if view.topic else ""
+        own = VERBAL * abs(view.lean.relative) * math.sqrt(view.lean.pairs)
+        claims.append(
+            _Claim(own, _view_name(liked, rejected), (wants[0], wants[1] + about), f"{view.title}: {view.evidence}.")
+        )
+    return sorted(claims, key=lambda claim: -claim.clarity)
 
 
-def _claim(verb: str, objects: list[str], title: str, lean: Lean, side: int = 0) -> _Claim:
-    own, ensemble, people = lean.shares(side)
-    adjusted = "" if lean.trait == "length" else ", at equal length"
-    sentence = (
-        f"{title[0].upper() + title[1:]}: preferred in {own:.0%} of the {lean.pairs:,} pairs that differ in "
-        f"this{adjusted}; by all members together in {ensemble:.0%}, by people in {people:.0%}."
-    )
-    return _Claim(verb, objects, sentence)
+def _view_name(liked: Sequence[str], rejected: Sequence[str]) -> str:
+    """Return the name of a view: the most telling phrases that fit into a name.
+
+    Example:
+        >>> _view_name(["“waiting lists”"], ["“taxes”"]), _view_name([], ["“taxes”"])
+        ('“waiting lists”, not “taxes”', 'Not “taxes”')
+    """
+    options = [f"{liked[0]}, not {rejected[0]}"] if liked and rejected else []
+    options += [" and ".join(liked), *liked] if liked else []
+    options += [f"Not {rejected[0]}"] if rejected and not liked else []
+    return next(name for name in options if len(name.split()) <= MAX_WORDS)
 
 
 def _names(claims: list[list[_Claim]]) -> list[str]:
-    """Return a name of two claims per member; of more claims, or with a number, where names would be the same."""
-    names = [_joined(of_member[:2]) if of_member else member_name(j) for j, of_member in enumerate(claims)]
-    for n in range(3, max(map(len, claims), default=0) + 1):
-        names = [_joined(claims[j][:n]) if names.count(name) > 1 else name for j, name in enumerate(names)]
-    return [name + _suffix(j) if names.count(name) > 1 else name for j, name in enumerate(names)]
+    """Return a name per member, empty without claims: of all claims the clearest ones, and no name twice.
+
+    Where all claims of a member are names of others, it gets a number, such as “Longer answers 2”.
+    """
+    names = [""] * len(claims)
+    for _, j, name in sorted((-claim.clarity, j, claim.name) for j, own in enumerate(claims) for claim in own):
+        if not names[j] and name not in names:
+            names[j] = name
+    for j, own in enumerate(claims):
+        short = next((claim.name for claim in own if len(claim.name.split()) < MAX_WORDS), "")
+        if short and not names[j]:
+            names[j] = next(name for i in range(2, len(claims) + 1) if (name := f"{short} {i}") not in names)
+    return names
 
 
-def _suffix(member: int) -> str:
-    """Return the end of a name that two members would share."""
-    return f" (member {member})"
-
-
-def _joined(claims: list[_Claim]) -> str:
-    """Return claims as one sentence without a full stop.
+def wanted(claims: Sequence[tuple[str, str]]) -> str:
+    """Return claims as one phrase.
 
     Example:
-        >>> _joined([_Claim("prefers ", ["lists"], ""), _Claim(LIKES_WORD, ["“tax”", "“debt”"], "")])
-        'Prefers lists, likes mentions of “tax” and “debt”'
+        >>> wanted([("wants", "lists"), ("rejects", "“tax”"), ("wants", "hedged claims")])
+        'wants lists, hedged claims; rejects “tax”'
     """
     objects: dict[str, list[str]] = defaultdict(list)
-    for claim in claims:
-        objects[claim.verb].extend(claim.objects)
-    text = ", ".join(
-        verb + " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) for verb, listed in objects.items()
-    )
-    return text[0].upper() + text[1:]
+    for verb, wants in claims:
+        objects[verb].append(wants)
+    return "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in objects.items())
+
+
+def capitalised(text: str) -> str:
+    """Return a text with a capital as its first letter."""
+    return text[:1].upper() + text[1:]
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
-
-
-def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
-    votes, scale = held_out.preferences, reward_scale(held_out, j)
-    items = votes.items()
-    best: list[tuple[float, int]] = []
-    for rows in rows_by_prompt(votes):
-        reward = held_out.rewards[rows, j]
-        if len(rows) >= 2:
-            top = int(reward.argmax())
-            margin = (reward[top] - (reward.sum() - reward[top]) / (len(rows) - 1)) / scale
-            best.append((float(margin), int(rows[top])))
-    for margin, row in sorted(best, reverse=True)[:EXAMPLES]:
-        prompt, response = votes.prompts[items.prompt_index[row]], votes.responses[items.response_index[row]]
-        yield Typical(Prompt(prompt).text, str(response), margin)
 
 
 def distinguishing_pairs(
@@ -423,7 +416,7 @@ def distinguishing_pairs(
 EXAMPLES_SHOWN = 4
 EXAMPLE_LENGTH = 400
 ATTEMPTS = 3
-MIN_SPECIFIC = MIN_LEAN / 2
+MIN_SPECIFIC = 0.05
 """A description must agree with its member on at least one vote in twenty more than with the others."""
 MAX_NAME = 60
 MAX_SENTENCE = 300
@@ -441,7 +434,7 @@ Phrases in answers that this reader rejects and other readers do not: {rejects}
 {examples}
 
 Write exactly two lines:
-Name: two to five words that name the views or the taste of this reader
+Name: two to four words that name the views or the taste of this reader
 Description: one sentence that says which views and which style this reader prefers, and which the reader rejects"""
 EXAMPLE = "Question: {prompt}\nThis reader prefers: {preferred}\nMost other readers prefer: {other}"
 
@@ -490,9 +483,15 @@ def describe_members(
 
 
 def with_descriptions(profiles: Sequence[Profile], descriptions: Descriptions | None) -> list[Profile]:
-    """Return the cards with the descriptions of their members."""
+    """Return the cards with the descriptions of their members. A description that is shown names its member."""
     of = {one.member: one for one in descriptions.members} if descriptions else {}
-    return [replace(profile, written=of.get(profile.member)) for profile in profiles]
+    cards = [replace(profile, written=of.get(profile.member)) for profile in profiles]
+    for j, card in enumerate(cards):
+        if card.written and card.written.shown:
+            name = " ".join(card.written.name.split()[:MAX_WORDS])
+            if all(name != other.name for other in cards):
+                cards[j] = replace(card, name=name, named=True)
+    return cards
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

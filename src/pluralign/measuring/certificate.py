@@ -356,9 +356,10 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
     ahead = "lower" if difference.high < 0 else "higher" if difference.low > 0 else "not significantly lower"
     reading = " at the policy level" if level == "policy" else ""
     here = (
-        f"With probability {1 - delta:g} each, from {len(means):,} prompts: the true calibration error{reading} is at "
-        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} than that of always predicting ½ "
-        f"(difference {difference.low:+z.4f} to {difference.high:+z.4f})."
+        f"Guaranteed with probability {1 - delta:g} each, from {len(means):,} prompts that count equally: the true "
+        f"calibration error{reading} is at most {true_error.high:.4f} ({estimate}); the error is {ahead} than that of "
+        f"always predicting ½ (difference {difference.low:+z.4f} to {difference.high:+z.4f}). The interval that fit "
+        "prints is approximate and narrower, and there all pairs count equally."
     )
     return HeldOut(
         states="On held-out prompts, the measured error of this ensemble is close to its true error.",

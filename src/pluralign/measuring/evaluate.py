@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
+from pathlib import PurePath
 from typing import Any, Self
 
 import numpy as np
@@ -21,12 +22,13 @@ from pluralign.core.options import option, show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import Headline, headline
+from pluralign.ensemble.headline import WORDS, Headline, headline, standing
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Compared, Evaluation, pairs_to_measure
+from pluralign.ensemble.record import Compared, Evaluation, Insight, pairs_to_measure
 from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
 from pluralign.measuring import groups as by_group
 from pluralign.measuring.individuals import Representation, represent
+from pluralign.measuring.insight import measure_insight
 from pluralign.measuring.personas import Personas
 from pluralign.measuring.predictors import Source, find_predictor, load_predictor
 from pluralign.text.causal import response_log_prob
@@ -105,19 +107,6 @@ def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
     return np.where(prob_a == 0.5, np.nan, np.where(prob_a > 0.5, prob_hat, 1 - prob_hat))
 
 
-def certain_though_contested(shares: Mapping[str, MajorityShare]) -> float:
-    """Return the share of contested or even pairs with more than .9 predicted for one side.
-
-    Example:
-        >>> some, none = MajorityShare(3, .6, .9, .7, 1.0), MajorityShare(1, .5, .5, .5, 0.0)
-        >>> certain_though_contested({"contested": some, "even": none})
-        0.75
-    """
-    parts = [shares[name] for name in ("contested", "even") if shares[name].pairs]
-    total = sum(part.pairs for part in parts)
-    return sum(part.pairs * part.certain for part in parts) / total if total else float("nan")
-
-
 # --- The results of an evaluation.
 
 
@@ -179,18 +168,32 @@ class FullEvaluation(Evaluation):
     against: list[OtherPredictor]
     majority: Mapping[str, MajorityShare]
     """Share of the majority's side, observed and predicted, by how people split."""
-    certain_though_contested: float
-    """Share of contested pairs with more than .9 predicted for one side."""
     groups: Mapping[str, list[by_group.Group]]
     worst_group: by_group.WorstGroup | None
     adversarial: list[by_group.AdversarialGroup]
     policy: PolicyLevel | None
     """None for files of probabilities."""
+    insight: Insight | None = None
+    """Who disagrees about what, by these votes. None for other predictors than ensembles."""
     representation: Representation | None = None
     """How well individual raters are represented, if the raters are known."""
 
     def __str__(self) -> str:
-        return f"{self.subject.name}: {self.pairs:,} pairs\n{self.headline}"
+        return "\n".join([*([self.insight.text()] if self.insight else []), *self.summary])
+
+    @property
+    def summary(self) -> list[str]:
+        """Size, headline, and how it compares with each of the other predictors, in lines."""
+        lines = [f"{self.subject.name}: {self.pairs:,} pairs", *str(self.headline).splitlines()]
+        for number, other in enumerate(self.against, 2):
+            found = other.readings[other.level]
+            place, gap = standing(found.difference), f"{found.difference.mean:+z.4f}"
+            if place != "unknown":
+                gap += f" [{found.difference.low:+z.4f}, {found.difference.high:+z.4f}]"
+            word = WORDS.get(place, "Compared with")
+            name = PurePath(other.name).name + (f" {number} (k = {other.k})" if other.name == self.subject.name else "")
+            lines.append(f"{word} {name}: difference of Brier scores {gap.replace('-', '−')}.")
+        return lines
 
 
 # --- The policy level of a predictor (App. A) at several strengths of regularisation.
@@ -334,13 +337,16 @@ def evaluate(
     figures = replace(measure(own, baselines, votes), left_out=left_out)
     majority = majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed)
     groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
+    insight = None
+    if ensemble is not None and own.rewards is not None:
+        insight = measure_insight(ensemble, HeldOutVotes(votes, own.rewards, left_out), figures)
     return FullEvaluation(
         **vars(figures),
+        insight=insight,
         subject=PredictorInfo.of(own),
         headline=headline(figures, ensemble.record if ensemble is not None else None, name),
         against=others,
         majority=majority,
-        certain_though_contested=certain_though_contested(majority),
         groups=groups,
         worst_group=worst_group,
         adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),

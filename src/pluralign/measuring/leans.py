@@ -8,10 +8,10 @@ of the trait with probability (1 + lean)/2. The *relative* lean is the member's 
 Leans on phrases are measured in the same way, where x marks the response that has the phrase; ``views`` finds the
 phrases.
 
-This module decides which leans a card may claim. A relative lean is claimed if it is significant at 5 % after a
-Bonferroni correction over traits × members, with standard errors clustered by prompt, and if it moves at least one vote
-in twenty. If the ensemble leans one way and the member has no clear lean the other way, the claim is only that the
-member cares less.
+This module decides which leans a card may claim. A relative lean is claimed if it is significant, with standard errors
+clustered by prompt, and if it moves at least three votes in a hundred. Of all claims of an ensemble, 5 % may be false
+(Benjamini and Hochberg over traits × members). If the ensemble leans one way and the member has no clear lean the other
+way, the claim is only that the member cares less.
 """
 
 import logging
@@ -25,6 +25,7 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from pluralign.core.arrays import FloatArray, IndexArray, IntArray
@@ -48,6 +49,8 @@ class Trait:
     """Completes "prefers …" for a member that prefers more of it."""
     less: str
     """Completes "prefers …" for a member that prefers less of it."""
+    aspect: str
+    """Completes "less about …", the name of a member that it matters less to."""
     definition: str
     """How it is counted, in one sentence."""
     unit: str
@@ -184,9 +187,10 @@ def _vader() -> Any:
 
 
 SIGNIFICANCE = 0.05
-"""Probability of any false claim on all cards of an ensemble together, for traits and for words."""
-MIN_LEAN = 0.1
-"""Smaller relative leans move less than one vote in twenty and are not claimed."""
+"""Expected share of false claims on all cards of an ensemble together, for traits, phrases and positions each. If no
+member differs, it is the probability of any claim."""
+MIN_LEAN = 0.06
+"""Smaller relative leans move less than three votes in a hundred and are not claimed."""
 PREFERS = "prefers "
 CARES_LESS = "cares less about "
 LIKES_WORD = "likes mentions of "
@@ -234,8 +238,12 @@ class Lean:
         return own, ensemble, people
 
 
-def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
-    """Return the votes on a random sample of prompts whose texts have at most ``max_characters``.
+MAX_CHARACTERS = 1_000_000
+"""Maximum amount of text whose traits are measured, about three seconds of work; larger sets are sampled by prompt."""
+
+
+def sample_prompts(held_out: HeldOutVotes, max_characters: int | None = None) -> HeldOutVotes:
+    """Return the votes on a random sample of prompts whose texts have at most ``MAX_CHARACTERS``, or the given number.
 
     Whole prompts are drawn, at least one, and the same votes give the same sample. The prompt counts once per response.
 
@@ -250,6 +258,7 @@ def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
     prompts = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     responses = np.array([len(text) for text in votes.responses])
     sizes = np.bincount(items.prompt_index, prompts[items.prompt_index] + responses[items.response_index])
+    max_characters = MAX_CHARACTERS if max_characters is None else max_characters
     if sizes.sum() <= max_characters:
         return held_out
     order = np.random.default_rng(11).permutation(len(sizes))
@@ -312,28 +321,40 @@ class SignedVotes:
         people = 2.0 * self.held_out.preferences.prob_a - 1.0
         return np.column_stack([members, members - ensemble[:, None], people, ensemble])
 
-    def trait_leans(self) -> list[tuple[Lean, ...]]:
-        """Return the leans of each member on all traits, at a level corrected for traits × members."""
-        threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * len(TRAITS) * len(self.weights))))
-        leans = []
+    def trait_leans(self) -> tuple[list[tuple[Lean, ...]], list[tuple[str, float]]]:
+        """Return the leans of each member on all traits, and what people prefer: traits with the lean of their votes.
+
+        People's leans are significant too, and the largest come first.
+        """
+        k, contrasts = len(self.weights), []
         for trait, x in zip(TRAITS, self.signs.T, strict=True):
             claims = (PREFERS + trait.more, PREFERS + trait.less, CARES_LESS + trait.more, CARES_LESS + trait.less)
-            leans.append(self.leans(Contrast(trait.key, x, claims, adjusted=trait.key != "length"), threshold))
-        return list(zip(*leans, strict=True))
+            contrasts.append(Contrast(trait.key, x, claims, adjusted=trait.key != "length"))
+        fits = [self.fitted(contrast) for contrast in contrasts]
+        of_members, of_people = (
+            discovery_threshold(np.abs([fit.z[columns] for fit in fits])) for columns in (slice(k, 2 * k), -2)
+        )
+        people = [
+            (trait.more if fit.mean[-2] > 0 else trait.less, abs(float(fit.mean[-2])))
+            for trait, fit in zip(TRAITS, fits, strict=True)
+            if abs(fit.z[-2]) >= of_people and abs(fit.mean[-2]) >= MIN_LEAN
+        ]
+        leans = [self.leans(*both, of_members) for both in zip(contrasts, fits, strict=True)]
+        return list(zip(*leans, strict=True)), sorted(people, key=lambda one: -one[1])
 
-    def leans(self, contrast: Contrast, threshold: float) -> list[Lean]:
-        """Return the lean of each member on a contrast, NaN for fewer than ``ENOUGH_CLUSTERS`` prompts.
-
-        A lean has a claim if |z| exceeds the threshold, which is corrected for the number of tests.
-        """
-        rows, k = np.flatnonzero(contrast.x), len(self.weights)
+    def fitted(self, contrast: Contrast) -> "AdjustedMean":
+        """Return the regression of all votes on a contrast, NaN for fewer than ``ENOUGH_CLUSTERS`` prompts."""
+        rows = np.flatnonzero(contrast.x)
         clusters = np.unique(self.prompt_index[rows], return_inverse=True)[1]
         if int(clusters.max(initial=-1)) + 1 < ENOUGH_CLUSTERS:
-            fitted = AdjustedMean(*np.full((3, self.y.shape[1]), np.nan))
-        else:
-            controls = self.length[rows] if contrast.adjusted else np.empty((len(rows), 0))
-            fitted = adjusted_mean(self.y[rows], contrast.x[rows], controls, clusters)
-        clear = (np.abs(fitted.z) > threshold) & (np.abs(fitted.mean) >= MIN_LEAN)
+            return AdjustedMean(*np.full((3, self.y.shape[1]), np.nan))
+        controls = self.length[rows] if contrast.adjusted else np.empty((len(rows), 0))
+        return adjusted_mean(self.y[rows], contrast.x[rows], controls, clusters)
+
+    def leans(self, contrast: Contrast, fitted: "AdjustedMean", threshold: float) -> list[Lean]:
+        """Return the lean of each member on a contrast; one has a claim if |z| reaches the threshold."""
+        k, pairs = len(self.weights), int(np.count_nonzero(contrast.x))
+        clear = (np.abs(fitted.z) >= threshold) & (np.abs(fitted.mean) >= MIN_LEAN)
         people, ensemble = fitted.mean[-2:].tolist()
         more, less, less_about_more, less_about_less = contrast.claims
         leans = []
@@ -342,8 +363,25 @@ class SignedVotes:
             prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
             claim = (more if prefers else less_about_less) if relative > 0 else (less if prefers else less_about_more)
             error, z, claim = float(fitted.standard_error[k + j]), float(fitted.z[k + j]), claim if clear[k + j] else ""
-            leans.append(Lean(contrast.name, own, relative, error, z, ensemble, people, len(rows), claim))
+            leans.append(Lean(contrast.name, own, relative, error, z, ensemble, people, pairs, claim))
         return leans
+
+
+def discovery_threshold(z: npt.ArrayLike, sides: int = 2) -> float:
+    """Return the smallest statistic that is a discovery, if a share ``SIGNIFICANCE`` of these may be false.
+
+    Of m sorted p-values those up to the largest p_(i) ≤ .05 i/m are discoveries. Undefined statistics are no tests.
+
+    Example:
+        >>> discovery_threshold([4.0, 2.5, 1.0, 0.2]), discovery_threshold([1.0, 0.2])
+        (2.5, inf)
+
+    Reference: Benjamini and Hochberg, "Controlling the false discovery rate", J. R. Stat. Soc. B 57 (1995).
+    """
+    found = np.asarray(z, dtype=np.float64).ravel()
+    found = -np.sort(-found[~np.isnan(found)])
+    passed = np.flatnonzero(sides * stats.norm.sf(found) <= SIGNIFICANCE * np.arange(1, len(found) + 1) / len(found))
+    return float(found[passed[-1]]) if len(passed) else math.inf
 
 
 class AdjustedMean(NamedTuple):

@@ -144,6 +144,8 @@ def persona_predictor(
     ``vote`` is the weighted share of personas that prefer a; ``policy`` weighs the judge's probabilities instead.
     """
     model = personas.model
+    if len(preferences.prompts) < 2:  # before any call of the model
+        raise UsageError("personas need votes on at least two prompts: their weights are fitted on other prompts.")
     model.prepare()
     prompts = [Prompt(prompt).text for prompt in preferences.prompts]
     descriptions = personas.descriptions or write_personas(model, personas.count, prompts, seed)
@@ -173,8 +175,6 @@ def cross_fitted_share(votes: FloatArray, preferences: PreferenceSet, seed: int 
         seed: of the folds.
     """
     prompts = np.unique(preferences.prompt_index)
-    if len(prompts) < 2:
-        raise UsageError("personas need votes on at least two prompts: their weights are fitted on other prompts.")
     share = np.empty(len(preferences))
     for part in np.array_split(random_stream(seed, EVALUATION_FOLDS).permutation(prompts), min(FOLDS, len(prompts))):
         inside = np.isin(preferences.prompt_index, part)

@@ -185,6 +185,9 @@ def _number(record: Record, name: str) -> float:
 
 
 def _share(record: Record, name: str) -> float:
+    """Return a share; ½ where ``pluralign compare`` states none, for texts unlike those that people voted on."""
+    if record.get(name) is None and record.get("unlike"):
+        return 0.5
     value = _number(record, name)
     if not 0 <= value <= 1:
         raise RowError("range", f"{name} is {value:g}, not between 0 and 1", "give a probability, not a score")

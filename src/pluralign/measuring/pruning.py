@@ -1,4 +1,4 @@
-"""``prune``: remove the members furthest from the ensemble (Theorem 3), and compare the error with its bound.
+"""``prune``: remove outliers from an ensemble (Theorem 3), and compare the error with its bound.
 
 The distance of a member to the ensemble decides, so people's votes play no part in the choice; they only measure the
 error before and after. The theorem is about hard votes, and so are the figures here. The undecided share counts as one
@@ -22,6 +22,7 @@ from pluralign.ensemble.folder import ENSEMBLE_FILE, OWN_NAMES
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, held_out_votes
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.learning.measure import evaluate_features
+from pluralign.measuring.insight import with_insight
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
 from pluralign.votes.load import VotesLike
@@ -97,17 +98,18 @@ def prune(
     votes: HeldOutVotes | VotesLike | None = None,
     beta: float = BETA,
     *,
-    only_far: bool = False,
+    only_far: bool = True,
     progress: Progress | None = None,
 ) -> Pruning:
-    """Remove the members furthest from the ensemble, at most 1/(β−1) of its weight (Theorem 3).
+    """Remove the members that can be outliers, at most 1/(β−1) of the weight (Theorem 3).
 
     Args:
         ensemble: an ensemble of any size, or its folder.
         votes: held-out pairs, see ``held_out_votes``. Their texts decide which members are removed; their votes measure
             the error.
         beta: β of the theorem, at least 2; a larger β removes less. Not the regularisation strength of policies.
-        only_far: remove only possible outliers, instead of all the weight that the theorem allows.
+        only_far: remove only possible outliers. Without it, remove the furthest members, near or far, up to all the
+            weight that the theorem allows.
         progress: called with the number of encoded texts and of all texts.
 
     Returns:
@@ -136,7 +138,7 @@ def prune(
         evaluation=evaluation,
         pruned=PruneRecord(original.k, beta, only_far, *removal),
     )
-    return replace(pruning, ensemble=replace(pruned, record=record))
+    return replace(pruning, ensemble=with_insight(replace(pruned, record=record), pruning.held_out))
 
 
 def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], *, overwrite: bool = False) -> None:
@@ -155,7 +157,7 @@ def refuse_to_replace(folder: str | PathLike[str], source: str | PathLike[str], 
 
 
 def plan_pruning(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, beta: float = BETA, *, only_far: bool = True
 ) -> Pruning:
     """Return what ``prune`` would do, without encoding texts. The ensemble in it keeps the record of the original."""
     people, weights, undecided = held_out.preferences, ensemble.weights, ensemble.undecided

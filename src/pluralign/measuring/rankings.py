@@ -18,7 +18,7 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.text import shortened
+from pluralign.core.text import is_unicode, shortened
 from pluralign.core.types import Progress
 from pluralign.theory import rankings as theory
 from pluralign.theory.calibration import brier
@@ -254,7 +254,7 @@ def _checked_names(names: list[Any], file: str) -> tuple[str, ...]:
         raise DataError("an alternative has no name", file=file, remedy="give each alternative a name")
     words = tuple(str(name) for name in names)
     for name in words:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
+        if not is_unicode(name):
             raise DataError(f"the name {name!r} has an unpaired surrogate", file=file, remedy="write names in UTF-8")
         if words.count(name) > 1:
             raise DataError(f"two alternatives are named {_short(name)}", file=file, remedy="give them different names")

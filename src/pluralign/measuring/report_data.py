@@ -11,11 +11,11 @@ from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.record import Evaluation, FitRecord, Insight
 from pluralign.measuring import diversity as spread
 from pluralign.measuring.cards import Descriptions, Profile, member_profiles, unnamed_reason, with_descriptions
 from pluralign.measuring.certificate import Certificate, certify
-from pluralign.measuring.evaluate import MajorityShare, majority_shares
+from pluralign.measuring.evaluate import FullEvaluation, MajorityShare, majority_shares
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import Representation
 from pluralign.theory.best_of_n import BestOfN, best_of_n
@@ -55,6 +55,11 @@ class ReportData:
     def main(self) -> Evaluation:
         """The figures that count: those of the cross-validation if there was one."""
         return self.record.cross_validation or self.evaluation
+
+    @property
+    def insight(self) -> Insight | None:
+        """Who disagrees about what, by these votes."""
+        return self.evaluation.insight if isinstance(self.evaluation, FullEvaluation) else self.record.insight
 
     @property
     def unnamed(self) -> str:

@@ -93,14 +93,6 @@ KINDS: dict[Standing, str] = {"ahead": "good", "level": "level", "behind": "behi
 """How the page marks a verdict."""
 
 
-_COMPARED = {
-    "floor": "a perfect single deterministic reward (the floor)",
-    "soft_bt": "one reward model read as a probability (soft BT)",
-    "constant_half": "always predicting ½",
-}
-"""The baselines that verdicts are about, in words."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """How an ensemble compares with a baseline, in one sentence."""
@@ -108,25 +100,6 @@ class Verdict:
     kind: str
     """``good``, ``level`` (no significant difference) or ``behind``."""
     text: str
-
-
-def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
-    """Yield how an ensemble compares with its baselines, in sentences that need no knowledge of the paper.
-
-    Constant ½ is mentioned only if the ensemble is not significantly better.
-    """
-    for baseline, name in _COMPARED.items():
-        found = evaluation.baselines.get(baseline)
-        if found is None or math.isnan(found.difference.low):
-            continue
-        gap, where = found.difference, standing(found.difference)
-        if (baseline, where) == ("constant_half", "ahead"):
-            continue
-        scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
-        text = f"{WORDS[where]} {name}: {scores}, difference {_from_to(gap)} (95 %)."
-        if (baseline, where) == ("soft_bt", "behind"):
-            text += " A single reward gives one answer for everyone; the members give an answer each."
-        yield Verdict(KINDS[where], text)
 
 
 def _from_to(gap: Interval) -> str:

@@ -9,8 +9,8 @@ did not choose the phrases. There are two kinds of views:
   are tested together, so they may be too rare to be tested one by one.
 
 This module decides which views are proposed and which survive. A view survives if the relative lean (``leans``) has the
-proposed sign on the other half, is significant at 5 % in a one-sided test by prompt with a Bonferroni correction over
-all proposals for all members (phrases and positions each), and moves at least one vote in twenty.
+proposed sign on the other half, is significant in a one-sided test by prompt (5 % of the views of an ensemble may be
+false, phrases and positions each), and moves at least three votes in a hundred.
 """
 
 import re
@@ -27,7 +27,16 @@ from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
-from pluralign.measuring.leans import DISLIKES_WORD, LIKES_WORD, SIGNIFICANCE, WORDS, Contrast, Lean, SignedVotes
+from pluralign.measuring.leans import (
+    DISLIKES_WORD,
+    LIKES_WORD,
+    SIGNIFICANCE,
+    WORDS,
+    Contrast,
+    Lean,
+    SignedVotes,
+    discovery_threshold,
+)
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Prompt
 
@@ -354,11 +363,16 @@ def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count:
 
 def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[list[View]]:
     """Return the proposals that survive, by member; a phrase, or the position on a topic, at most once per member."""
-    threshold = float(stats.norm.isf(SIGNIFICANCE / max(len(proposals), 1)))
     survivors: list[dict[object, View]] = [{} for _ in votes.weights]
-    for one in proposals:
-        contrast = _contrast(one, table)
-        lean = votes.leans(contrast, threshold)[one.member]
+    contrasts = [_contrast(one, table) for one in proposals]
+    fits, k = [votes.fitted(contrast) for contrast in contrasts], len(votes.weights)
+    claimed = [
+        fit.z[k + one.member] * (1 if c.claims[0] else -1)
+        for one, c, fit in zip(proposals, contrasts, fits, strict=True)
+    ]
+    threshold = discovery_threshold(claimed, sides=1)
+    for one, contrast, fit in zip(proposals, contrasts, fits, strict=True):
+        lean = votes.leans(contrast, fit, threshold)[one.member]
         if lean.claim:
             key = one.topic if len(one.signs) > 1 else next(iter(one.signs))
             survivors[one.member].setdefault(key, _view(one, contrast, lean, votes, table))

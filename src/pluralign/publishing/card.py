@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.json_values import to_json
+from pluralign.core.text import printable
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
@@ -120,6 +121,7 @@ class ModelCard:
             notes=[without_path(note) for note in record.notes or []],
             evaluation=evaluation,
             headline=headline(evaluation, record) if evaluation else None,
+            insight=record.insight.without_texts().text().replace("`", "'") if record.insight else "",
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
             table=tables.comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
@@ -129,7 +131,7 @@ class ModelCard:
             settings=without_path(to_json({name: part for name, part in settings.items() if part})),
             version=__version__,
         )
-        return card
+        return printable(card)
 
 
 def without_path(value: Any) -> Any:

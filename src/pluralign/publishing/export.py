@@ -211,7 +211,8 @@ def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
 
 
 def published_record(record: FitRecord) -> FitRecord:
-    """Return the record of a fit without local paths."""
+    """Return the record of a fit without local paths and without texts of the votes."""
+    record = replace(record, insight=record.insight and record.insight.without_texts())
     return FitRecord.from_json(without_path(record.to_json()))
 
 

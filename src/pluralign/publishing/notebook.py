@@ -7,10 +7,11 @@ import html
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pluralign.core.text import shortened
+from pluralign.core.text import printable, shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
+from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing import tables
 from pluralign.publishing.tables import Table
@@ -22,18 +23,21 @@ TEXT_LENGTH = 120
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Return the headline of an evaluation and its tables; main rows are bold."""
-    title, *lines = str(evaluation).splitlines()
-    return _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
+    """Return the insight and the headline of an evaluation and its tables; main rows are bold."""
+    full = evaluation if isinstance(evaluation, FullEvaluation) else None
+    title, *lines = full.summary if full else str(evaluation).splitlines()
+    shown = _block(title, lines, tables.comparison_table(evaluation), *tables.judgment_tables(evaluation))
+    return (tables.insight_html(full.insight) if full and full.insight else "") + shown
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
-    """Return the headline of an ensemble, and the weight and the disagreement of each member."""
+    """Return the insight and the headline of an ensemble, and the weight and the disagreement of each member."""
     record, main = ensemble.record, main_evaluation(ensemble.record)
     title = f"RewardEnsemble: {record.method} k={ensemble.k}, fitted for the {ensemble.level} level"
     lines = str(headline(main, record)).splitlines() if main else []
     table = replace(tables.member_table(ensemble.weights.tolist(), record.evaluation), title="")
-    return _block(title, lines, replace(table, note=f"{table.note} {undecided_sentence(ensemble.undecided)}".strip()))
+    table = replace(table, note=f"{table.note} {undecided_sentence(ensemble.undecided)}".strip())
+    return (tables.insight_html(record.insight) if record.insight else "") + _block(title, lines, table)
 
 
 def preferences_html(preferences: PreferenceSet) -> str:
@@ -57,4 +61,4 @@ def _block(title: str, headline: Sequence[str], *shown_tables: Table) -> str:
         *lines[2:],
         *map(tables.as_html, shown_tables),
     ]
-    return f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>"
+    return printable(f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>")

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page with the paper's figures for one ensemble.
 
-This module decides the texts of the page and their order. The page starts with the headline: one main figure, one
-verdict and one next step. Nothing is measured here. The template escapes all texts from data and models; the page loads
+This module decides the texts of the page and their order. The page starts with the insight; everything else is folded.
+Nothing is measured here. The template escapes all texts from data and models; the page loads
 nothing and runs no script.
 """
 
@@ -19,6 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pluralign.core.files import REPORT_MARK, atomic_write, refuse_foreign
+from pluralign.core.text import printable
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
@@ -124,9 +125,9 @@ def page(
         camps: for a town hall, which camps members stand for, by the features of the fit.
         details: more tables.
     """
-    first, drawn = headline(data.main, ensemble.record, folder, in_report=True), draw_figures(data)
+    first, drawn = headline(data.main, ensemble.record, folder), draw_figures(data)
     fitted = data.record.data
-    return (
+    return printable(
         _environment()
         .get_template("report.html")
         .render(
@@ -134,6 +135,7 @@ def page(
             ensemble=ensemble,
             data=data,
             headline=first,
+            insight=data.insight,
             standing=verdicts.KINDS[first.standing],
             verdicts=verdicts,
             tables=tables,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, FLOOR_IS_LOW
-from pluralign.ensemble.record import Evaluation, HistoryRow, worse_than_chance
+from pluralign.ensemble.record import Evaluation, HistoryRow, Insight, worse_than_chance
 from pluralign.measuring.cards import Profile
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import Diversity
@@ -138,6 +138,19 @@ def as_html(table: Table) -> str:
     note = f'\n<p class="muted">{html.escape(table.note)}</p>' if table.note else ""
     head = f"<thead><tr>{line('th', table.columns)}</tr></thead>"
     return f'{title}<div class="scroll"><table>\n{head}\n<tbody>{body}</tbody></table></div>{note}'
+
+
+def insight_html(insight: Insight) -> str:
+    """Return the insight as HTML with its title. All texts are escaped."""
+    largest = max((one.share for one in insight.voices), default=1.0)
+    bar = "display:inline-block;height:.7em;background:#2f6fde;border-radius:.15em"
+    rows = "".join(
+        f'<div style="margin:.5em 0"><b>{one.share:.0%}</b> <b>{html.escape(one.name)}</b> '
+        f'<span style="{bar};width:{8 * one.share / largest:.2f}em"></span><div>{html.escape(one.line)}</div></div>\n'
+        for one in insight.voices
+    )
+    findings = "".join(f"<p>{html.escape(line)}</p>\n" for line in insight.findings)
+    return f"<h2>{html.escape(insight.title)}</h2>\n<p>{html.escape(insight.sentence)}</p>\n{rows}{findings}"
 
 
 def as_markdown(table: Table, escaped: Callable[[str], str]) -> str:

@@ -8,12 +8,13 @@ The plan, ``.unfinished/plan.json``, fixes the shards and the settings of the jo
 written last; where it exists, the job is done.
 """
 
+import itertools
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -25,7 +26,7 @@ from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
 from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.core.options import show_options, with_changes
-from pluralign.core.text import one_line
+from pluralign.core.text import counted, one_line
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -86,7 +87,7 @@ def encode(
             storage that all nodes share.
         options: the encoder; ``changes`` are fields of it and of ``engine_options``, by name.
         engine_options: where the shards run.
-        progress: called with the number of shards done and the total.
+        progress: called with the number of texts done and the total.
 
     Example:
         >>> import tempfile
@@ -147,7 +148,7 @@ def score(
             which only the workers read.
         folder: folder of the results, and of unfinished work, which the same call resumes.
         engine_options: where the shards run; ``changes`` are its fields by name.
-        progress: called with the number of shards done and the total.
+        progress: called with the number of texts done and the total.
 
     Example:
         >>> from pluralign import fit, town_hall
@@ -220,12 +221,12 @@ def run_job(
         made_by: see ``WrittenShards``.
         texts: cut into shards, if there is no plan yet.
         options: where the shards run.
-        progress: called with the number of shards done and the total.
+        progress: called with the number of texts done and the total.
     """
     started, description = time.perf_counter(), job.folder / job.description_file
     refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
     before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
-    found = shards.read_json(Described, description)
+    found = shards.read_stored(Described, description)
     _check_settings(job, found.settings)
     shutil.rmtree(job.plan.parent, ignore_errors=True)
     for leftover in job.results.glob(".part-*.partial"):  # of killed workers
@@ -239,13 +240,23 @@ def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions
     plan = _read_or_make_plan(job, texts)
     shutil.rmtree(job.plan.parent / shards.ATTEMPTS_FOLDER, ignore_errors=True)
     todo, total = plan.todo(), len(plan.shards)
-    worker, on_ray = Worker(job.plan, fingerprint(job.plan.read_bytes())), options.engine == "ray" and todo
-    with closing(run_with_ray(worker, options) if on_ray else (worker(number) for number in todo)) as problems:
-        for done, problem in enumerate(problems, total - len(todo) + 1):
+    rows = [plan.rows(number) for number in range(total)]
+    left, done = sum(rows[number] for number in todo), itertools.count(1)
+
+    def advance(texts: int) -> None:
+        nonlocal left
+        left -= texts
+        if progress:
+            progress(sum(rows) - left, sum(rows))
+
+    worker_of, on_ray = (job.plan, fingerprint(job.plan.read_bytes())), options.engine == "ray" and todo
+    on_cluster = closing(run_with_ray(Worker(*worker_of), options)) if on_ray else None
+    with on_cluster or nullcontext(map(Worker(*worker_of, advance=advance), todo)) as problems:
+        for problem in problems:
             if problem:
                 raise PluralignError(problem)
-            if progress:
-                progress(done, total)
+            if on_ray:  # shards finish in any order
+                advance(left // (len(todo) + 1 - next(done)))
     _write(description, {**job.about, **_numbers(job.results, total)})
     return total - len(todo)
 
@@ -253,11 +264,11 @@ def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions
 def _read_or_make_plan(job: Job, texts: Texts) -> Plan:
     """Return the plan of an unfinished job, or cut the texts and write the plan last."""
     if job.plan.is_file():
-        plan = shards.read_json(Plan, job.plan)
+        plan = shards.read_stored(Plan, job.plan)
         _check_settings(job, plan.settings)
         return plan
     if others := len(shards.finished_results(job.results)):
-        problem = f"it holds {others} shards of another job"
+        problem = f"it holds {counted(others, 'shard')} of another job"
         raise DataError(problem, file=str(job.results), remedy="name an empty folder")
     try:
         parts = texts.cut(job.folder / UNFINISHED / "texts")

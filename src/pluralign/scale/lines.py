@@ -8,8 +8,10 @@ from typing import Any, BinaryIO, TypeAlias, TypedDict
 
 import numpy as np
 
+from pluralign.answering.gate import fit_gate
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import file_records, read_records
@@ -33,10 +35,12 @@ class ComparedLine(TypedDict):
 
     votes: list[float]
     """One vote per member: 1 for response a, 0 for response b, 0.5 for a tie."""
-    prob_hat: float
+    prob_hat: float | None
     """Predicted share of people who prefer response a."""
-    prob_policy: float
+    prob_policy: float | None
     """The same at the policy level."""
+    unlike: dict[str, str]
+    """Responses (a, b) that the gate refuses, with the reason. Then no share is stated."""
 
 
 def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> Iterator[ComparedLine]:
@@ -47,14 +51,20 @@ def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> 
         pairs: the path of a JSON Lines file, a binary stream of JSON Lines, or a list of dicts.
     """
     loaded = as_ensemble(ensemble)
+    gate = None
+    if not isinstance(ensemble, RewardEnsemble) and has_held_out(ensemble):
+        gate = fit_gate(load_held_out(ensemble, loaded).preferences, loaded.features)
     for batch in _batches(pairs, "response_a", "response_b"):
         texts = list(dict.fromkeys(item for items in batch for item in items))
         rewards = dict(zip(texts, loaded.rewards(texts), strict=True))
         a, b = (np.stack([rewards[items[side]] for items in batch]) for side in (0, 1))
         votes = calibration.votes_from_rewards(a, b)
         shares = loaded.readings(a - b)
-        for vote, share, policy in zip(votes, shares["vote"], shares["policy"], strict=True):
-            yield {"votes": vote.tolist(), "prob_hat": float(share), "prob_policy": float(policy)}
+        reasons = dict(zip(texts, gate.check(texts) if gate else [""] * len(texts), strict=True))
+        for i, items in enumerate(batch):
+            unlike = {side: reasons[item] for side, item in zip("ab", items, strict=True) if reasons[item]}
+            share, policy = (None if unlike else float(shares[level][i]) for level in ("vote", "policy"))
+            yield {"votes": votes[i].tolist(), "prob_hat": share, "prob_policy": policy, "unlike": unlike}
 
 
 def score_lines(ensemble: RewardEnsemble | str | os.PathLike[str], texts: Lines) -> Iterator[ScoredLine]:

@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,7 +40,7 @@ CHAT_COLUMN = "prompt_is_chat"
 ATTEMPTS_FOLDER = "begun"
 MAX_ATTEMPTS = 4
 """How many workers may start a shard before it counts as the cause of their deaths."""
-ROWS_IN_MEMORY = 8192
+ROWS_IN_MEMORY = 2048
 """Rows of a shard that are in memory at a time."""
 
 Transform: TypeAlias = Callable[[pa.Table, Sequence[Item]], pa.Table]
@@ -60,13 +60,20 @@ class Plan:
     shards: list[str]
     """The files of texts, in order."""
 
+    def rows(self, number: int) -> int:
+        """Return the number of rows of a shard; 0 if it cannot be read, which its worker will report."""
+        try:
+            return int(pq.read_metadata(self.shards[number]).num_rows)
+        except (OSError, pa.ArrowException):
+            return 0
+
     def todo(self) -> list[int]:
         """Return the numbers of the shards that have no result yet."""
         done = finished_results(Path(self.results))
         return [number for number in range(len(self.shards)) if shard_name(number) not in done]
 
 
-def read_json(kind: type[Value], path: Path) -> Value:
+def read_stored(kind: type[Value], path: Path) -> Value:
     """Return a dataclass that is stored as JSON. Raises DataError if the file is damaged."""
     try:
         return from_json(kind, json.loads(path.read_text(encoding="utf-8")))
@@ -87,6 +94,8 @@ class Worker:
     plan_file: Path
     """A worker that cannot see this file would write to another disk."""
     plan_hash: str
+    advance: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
+    """Called with the number of texts done; workers of another process have none."""
 
     def __call__(self, number: int) -> str:
         """Do the shard with this number. Return the problem, if the user can fix it, else an empty string."""
@@ -105,7 +114,7 @@ class Worker:
         if fingerprint(self.plan_file.read_bytes()) != self.plan_hash:
             folder = str(self.plan_file.parents[1])
             raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
-        return read_json(Plan, self.plan_file)
+        return read_stored(Plan, self.plan_file)
 
     def prepare(self) -> Transform:
         """Load the encoder or the ensemble, and return the function that transforms rows."""
@@ -127,6 +136,7 @@ class Worker:
                 if writer is None:
                     writer = stack.enter_context(pq.ParquetWriter(partial, done.schema, **SHARD_FORMAT))
                 writer.write_table(done)
+                self.advance(len(rows))
 
     def _count_attempt(self, texts: Path, name: str) -> None:
         """Raise DataError if too many workers have started this shard: an engine would retry it for ever."""

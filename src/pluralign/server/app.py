@@ -17,18 +17,18 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from pluralign.answering.answer import Answerer
-from pluralign.answering.request import MODES
+from pluralign.answering.request import MODES, Voters
 from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.options import with_changes
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.measuring.cards import with_descriptions
+from pluralign.measuring.cards import member_profiles, with_descriptions
 from pluralign.server.chat import model_ids
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import ServerSettings
 from pluralign.server.middleware import AccessMiddleware, Metrics
-from pluralign.server.page import collect_page_data, page_profiles
+from pluralign.server.page import collect_page_data
 from pluralign.server.routes import EnsembleResponse, answer_routes, ops_routes, page_routes, read_pages, score_routes
 from pluralign.server.schemas import ErrorBody
 from pluralign.server.service import Service
@@ -155,7 +155,7 @@ def create_app(
     answerer = with_changes(ensemble if isinstance(ensemble, Answerer) else Answerer.of(ensemble), options)
     held_out, name = answerer.held_out, settings.name
     if held_out is not None and answerer.profiles is None:
-        cards = with_descriptions(page_profiles(answerer.ensemble, held_out), settings.descriptions)
+        cards = with_descriptions(member_profiles(answerer.ensemble.weights, held_out), settings.descriptions)
         answerer = replace(answerer, profiles=cards)
     page = collect_page_data(
         answerer.ensemble,
@@ -173,6 +173,7 @@ def create_app(
     shown = EnsembleResponse(
         **vars(page),
         can_generate=generator is not None,
+        cannot_steer=Voters.of(answerer.ensemble).cannot_steer,
         policies=sorted(answerer.policies),
         generator=generator.name if generator else None,
         modes=list(MODES),

@@ -12,7 +12,6 @@ from pluralign.core.errors import PluralignError
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits
 from pluralign.text.causal import LocalModel
-from pluralign.votes.prompts import Prompt, PromptLike
 
 Result = TypeVar("Result")
 
@@ -84,8 +83,3 @@ def in_thread(work: Callable[[], Result]) -> "Future[Result]":
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the server has stopped
         loop.call_soon_threadsafe(call)
-
-
-def prompt_text(prompt: PromptLike) -> str:
-    """Return the text of a prompt; a chat of one user message has the text of that message."""
-    return Prompt(prompt).turns[0].content if Prompt(prompt).is_one_question else Prompt(prompt).text

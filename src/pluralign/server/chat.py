@@ -12,6 +12,7 @@ from starlette.datastructures import MutableHeaders
 
 from pluralign.answering.answer import Answer
 from pluralign.answering.request import Mode
+from pluralign.answering.slate import SlateEntry
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import to_json
 from pluralign.server import schemas
@@ -103,37 +104,47 @@ def answer_details(
     return schemas.AnswerDetails(**vars(first) | own, seed=seed, generator=generator, ignored=list(ignored))
 
 
-def message_text(answer: Answer, target: ModelTarget, names: Sequence[str]) -> str:
-    """Return the text of a completion: the slate as readable text, the consensus, or the single answer."""
+def message(index: int, answer: Answer, target: ModelTarget, names: Sequence[str]) -> schemas.CompletionChoice:
+    """Return a message of a completion: the slate as readable text, the consensus, or the single answer."""
+    shown = [entry.text for entry in answer.answers[: None if target.voice == "balanced" else 1]]
     if target.voice == "consensus" and answer.consensus:
-        return answer.consensus.text
-    if target.voice == "balanced" and len(answer.answers) > 1:
-        entries = [
-            f"{number}. {entry.share or 0.0:.0%}: {'' if entry.member is None else names[entry.member]}\n\n{entry.text}"
-            for number, entry in enumerate(answer.answers, 1)
-        ]
-        return "\n\n".join(entries)
-    return answer.answers[0].text
+        shown = [answer.consensus.text]
+    content = shown[0]
+    if len(shown) > 1:
+        content = "\n\n".join(_heading(place, one, names) + one.text for place, one in enumerate(answer.answers, 1))
+    finish: Literal["stop", "length"] = "length" if set(shown) & set(answer.cut_off) else "stop"
+    return schemas.CompletionChoice(
+        index=index, message=schemas.AssistantMessage(content=content), finish_reason=finish
+    )
 
 
-def completion(model: str, prompt: str, texts: Sequence[str], details: schemas.AnswerDetails) -> schemas.ChatCompletion:
+def _heading(place: int, entry: SlateEntry, names: Sequence[str]) -> str:
+    """Return the line above an answer of a slate: without a share for texts unlike those people voted on."""
+    share = "" if entry.share is None else f" {entry.share:.0%}:"
+    return f"{place}.{share}{'' if entry.member is None else f' {names[entry.member]}'}\n\n"
+
+
+def completion(
+    model: str, prompt: str, choices: list[schemas.CompletionChoice], details: schemas.AnswerDetails
+) -> schemas.ChatCompletion:
     """Return a whole chat completion."""
-    choices = [
-        schemas.CompletionChoice(index=i, message=schemas.AssistantMessage(content=text))
-        for i, text in enumerate(texts)
-    ]
     return schemas.ChatCompletion(
         id=_new_id(),
         created=int(time.time()),
         model=model,
         choices=choices,
-        usage=usage(prompt, texts),
+        usage=usage(prompt, [one.message.content for one in choices]),
         pluralign=details,
     )
 
 
 def stream(
-    model: str, prompt: str, texts: Sequence[str], details: schemas.AnswerDetails, *, include_usage: bool
+    model: str,
+    prompt: str,
+    choices: Sequence[schemas.CompletionChoice],
+    details: schemas.AnswerDetails,
+    *,
+    include_usage: bool,
 ) -> Iterator[str]:
     """Yield a chat completion as server-sent events; the last chunk with choices has the field ``pluralign``."""
     chunk = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
@@ -143,12 +154,13 @@ def stream(
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         return _sent(empty | {"choices": [choice]} | more)
 
+    texts = [one.message.content for one in choices]
     for index, text in enumerate(texts):
         yield event(index, {"role": "assistant", "content": ""})
         for piece in PIECE.findall(text):
             yield event(index, {"content": piece})
         last = {"pluralign": details.model_dump(mode="json")} if index == len(texts) - 1 else {}
-        yield event(index, {}, "stop", **last)
+        yield event(index, {}, choices[index].finish_reason, **last)
     if include_usage:
         yield _sent(empty | {"choices": [], "usage": usage(prompt, texts).model_dump()})
     yield "data: [DONE]\n\n"

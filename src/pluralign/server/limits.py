@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pluralign.core.errors import UsageError
+from pluralign.core.text import is_unicode
 from pluralign.server.errors import ApiError
 from pluralign.server.options import ServeOptions
 from pluralign.text.options import RemoteOptions, SamplingOptions
@@ -108,7 +109,7 @@ class Limits:
 
     def check_text(self, text: str, what: str) -> None:
         """Raise ``ApiError`` if a text is too long, or holds half of a surrogate pair, which JSON can encode."""
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        if not is_unicode(text):
             raise ApiError(422, f"{what} is not valid Unicode; send text without lone surrogates.", code="not_text")
         if len(text) > self.characters:
             message = f"{what} may have at most {self.characters:,} characters, not {len(text):,}."

@@ -16,10 +16,11 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
+from pluralign.ensemble.record import Evaluation, Figures, FitRecord, Insight, worse_than_chance
 from pluralign.measuring import cards, verdicts
 from pluralign.measuring import leans as traits
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
+from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.verdicts import Prediction, Verdict
@@ -214,8 +215,6 @@ class PageRepresentation:
         return cls(dict(PREDICTORS), LEGEND, list(found.rows), *words)
 
 
-MAX_CHARACTERS = 2_000_000
-"""Maximum amount of text to analyse at startup, about five seconds of work; larger sets are sampled by prompt."""
 LEANS_SHOWN = 5
 WARNING = (
     "Member {} disagrees with people more than chance: it and a random person prefer different responses {:.1%} of the "
@@ -262,7 +261,6 @@ class MemberCard:
     """Name, sentence and evidence of a language model's description, if it passed its check."""
     views: Sequence[CardView] = ()
     """Positions and phrases that survived on the other half of the prompts."""
-    typical: Sequence[cards.Typical] = ()
     distinguishing: Sequence[cards.Distinguishing] = ()
 
 
@@ -292,12 +290,13 @@ class PageData:
     unnamed: str = "Members without a name: there are no held-out votes to compare them on."
     """Why some members have no name; empty if all have one."""
 
+    insight: Insight | None = None
+    """Who disagrees about what. None without held-out votes."""
     headline: Headline | None = None
     """The main figure, the verdict and the next step. None without figures."""
     floor_note: str = ""
     """Why the floor is not compared; empty if it is."""
     test: Figures | None = None
-    verdicts: Sequence[Verdict] = ()
     comparison: Sequence[ComparedPrediction] = ()
     judgments: Sequence[Table] = ()
     """How well whole judgments and first choices are predicted."""
@@ -331,7 +330,7 @@ def collect_page_data(
         ensemble: the one that is served.
         held_out: held-out votes with its rewards; without them the page shows only the ensemble's own record.
         name: title of the page.
-        profiles: the members' cards (``page_profiles``); computed if not given.
+        profiles: the members' cards (``cards.member_profiles``); computed if not given.
         representation: how well individuals are represented, from ``load_representation``.
         evaluation: figures on ``held_out`` if these are other votes than those of the fit.
 
@@ -343,7 +342,7 @@ def collect_page_data(
     """
     record = ensemble.record
     if held_out is not None and profiles is None:
-        profiles = page_profiles(ensemble, held_out)
+        profiles = cards.member_profiles(ensemble.weights, held_out)
     members = list(_plain_cards(ensemble) if held_out is None else map(_card, profiles or ()))
     page = PageData(
         name=name,
@@ -366,19 +365,14 @@ def collect_page_data(
     return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or ())
 
 
-def page_profiles(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> list[cards.Profile]:
-    """Return the members' cards; traits and words are measured on at most ``MAX_CHARACTERS`` of text."""
-    return cards.member_profiles(ensemble.weights, held_out, max_characters=MAX_CHARACTERS)
-
-
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
     """Add the figures of an evaluation."""
     return replace(
         page,
+        insight=evaluation.insight if isinstance(evaluation, FullEvaluation) else record.insight,
         headline=headline(evaluation, record),
         floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test,
-        verdicts=list(verdicts.verdicts(evaluation)),
         comparison=[
             ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
             for row in verdicts.comparison(evaluation, page.k)
@@ -393,7 +387,7 @@ def _with_held_out(
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample = traits.sample_prompts(held_out, MAX_CHARACTERS)
+    sample = traits.sample_prompts(held_out)
     candidates, rewards = held_out_candidates(sample)
     tau = measure_diversity(ensemble, rewards, sample) if candidates else None
     groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
@@ -447,7 +441,6 @@ def _card(profile: cards.Profile) -> MemberCard:
             CardView(view.title, view.evidence, cut(view.quotes, TEXT_LENGTH))
             for view in (*profile.views.positions, *profile.views.phrases)
         ],
-        typical=cut(profile.typical, TEXT_LENGTH),
         distinguishing=cut(profile.distinguishing, TEXT_LENGTH),
     )
 

@@ -60,14 +60,14 @@ def answer_routes(service: Service) -> APIRouter:
         how = service.sampled(body, body.max_completion_tokens)
         request = AnswerRequest(prompt, target.mode, member=target.member, **how)
         answers, _ = await service.answer(request, body.candidates, draws)
-        texts = [openai_chat.message_text(answer, target, service.names) for answer in answers]
+        choices = [openai_chat.message(i, one, target, service.names) for i, one in enumerate(answers)]
         wrote = None if body.candidates else generator_name
         details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
         prompt_text = Prompt(request.prompt).text
         if not body.stream:
-            return openai_chat.completion(body.model, prompt_text, texts, details)
+            return openai_chat.completion(body.model, prompt_text, choices, details)
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = openai_chat.stream(body.model, prompt_text, texts, details, include_usage=include_usage)
+        events = openai_chat.stream(body.model, prompt_text, choices, details, include_usage=include_usage)
         return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
 
     @router.post("/v1/answer", tags=["answers"])
@@ -112,6 +112,8 @@ class EnsembleResponse(PageData):
     """
 
     can_generate: bool
+    cannot_steer: str
+    """Why choices and words hardly change an answer; empty if they do."""
     generator: str | None
     policies: list[int]
     """Members whose own policy writes their answers."""
@@ -217,7 +219,7 @@ def score_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/compare", tags=["scores"])
     async def compare(body: schemas.CompareRequest, response: Response) -> schemas.CompareResponse:
-        """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
+        """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy, unlike}]}``."""
         name_ignored(body, response.headers)
         return schemas.CompareResponse(results=(await service.compare(body.pairs))[0])
 
@@ -242,7 +244,7 @@ def score_routes(service: Service) -> APIRouter:
     ) -> list[schemas.RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
-        Scores are weighted pairwise support (Borda); raw scores are rewards.
+        Scores are weighted pairwise support (Borda). Raw scores are rewards, and require ``?member=3``.
         """
         name_ignored(body, response.headers)
         ranked = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
@@ -269,16 +271,17 @@ def score_routes(service: Service) -> APIRouter:
     ) -> schemas.RewardResponse:
         """OpenRLHF's remote reward model: ``{rewards, scores, extra_logs}``, one number per query.
 
-        With ``?member=3`` the rewards of that member, otherwise the weighted mean. ``extra_logs`` has every member's.
+        The rewards are those of the member in the address, ``?member=3``; ``extra_logs`` has every member's.
         """
+        service.need_member(member)
         name_ignored(body, response.headers)
         prompts = body.prompts or [""] * len(body.query)
         if len(prompts) != len(body.query):
             message = f"query has {len(body.query)} texts and prompts has {len(prompts)}; send one prompt per query."
             raise ApiError(422, message, code="invalid", param="prompts")
         weights, rewards = service.weights(member), await service.decoded_rewards(prompts, body.query)
-        mean = (rewards @ weights).tolist()
+        own = (rewards @ weights).tolist()
         logs = {f"member_{j}": rewards[:, j].tolist() for j in range(service.ensemble.k)}
-        return schemas.RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
+        return schemas.RewardResponse(rewards=own, scores=own, extra_logs=logs)
 
     return router

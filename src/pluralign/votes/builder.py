@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
-from pluralign.core.errors import DataError
-from pluralign.core.options import ON_COMMAND_LINE, spelled
+from pluralign.core.errors import ON_COMMAND_LINE, DataError
+from pluralign.core.options import spelled
 from pluralign.core.text import counted
 from pluralign.votes.columns import is_person_column, names_people
 from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, distinct, object_array
 from pluralign.votes.prompts import PromptLike
-from pluralign.votes.values import RowError, checked_text
+from pluralign.votes.values import RowError, checked_text, person_key
 
 VOTES_AT_ONCE = 10**7
 LONGEST_INTEGER = 10_000
@@ -230,7 +230,7 @@ class Comparisons:
         preferences = self._counted(merged, judgments, options, min_votes, drop_few)[0]
         if offer_raters and (ids := self._left_out["ids"]):
             message = "%s: ids of people are not kept (%s); to use them: %s"
-            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.get() else f"load_rater_votes(source, {ids[0]!r})"
+            use = spelled(raters=ids[0]) if ON_COMMAND_LINE.is_set() else f"load_rater_votes(source, {ids[0]!r})"
             logger.warning(message, self.bad.file, ", ".join(ids), use)
         if varying := self._left_out["varying"]:
             message = "%s: columns that differ between the votes on one pair are not kept (%s)"
@@ -290,9 +290,12 @@ class Comparisons:
 
     def _who(self) -> IntArray:
         """Return the annotator of each row as a number from 0, or -1 if there is none, ``(n_rows,)``."""
-        number: dict[Any, int] = {None: -1}
-        each = (number.setdefault(annotator, len(number) - 1) for annotator in self._annotators)
-        return np.fromiter(each, np.int64, len(self._annotators))
+        number: dict[str, int] = {}
+        each = dict.fromkeys(self._annotators)
+        known = {
+            one: -1 if one is None or one != one else number.setdefault(person_key(one), len(number)) for one in each
+        }
+        return np.fromiter((known[one] for one in self._annotators), np.int64, len(self._annotators))
 
     def _arrays(self) -> dict[str, IntArray]:
         return {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}

@@ -122,10 +122,10 @@ def text_in(record: Record, name: str) -> str:
 
 
 def _parsed(value: Any) -> Any:
-    """Return a list or an object, also if it is written as JSON or as Python source."""
+    """Return a number, a list or an object, also if it is a text, as in CSV files: JSON or Python source."""
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+    if not isinstance(value, str) or not re.match(r"[\[{]|-?[0-9.]+$", value):
         return value
     for read in (json.loads, ast.literal_eval):
         try:
@@ -161,7 +161,7 @@ def _votes(pair: Record, votes: Sequence[Record], bad: BadRows) -> list[Record]:
 
 def _ranking(prompt: Any, scored: Iterable[tuple[str, Any]], bad: BadRows, **others: Any) -> list[Record]:
     """Return the ranking of one person who scored responses; equal scores tie, and a missing score is not judged."""
-    numbers = [(text, read_number(score, "a score")) for text, score in scored]
+    numbers = [(text, read_number(_parsed(score), "a score")) for text, score in scored]
     judged = [(text, score) for text, score in numbers if score == score]
     if len(judged) < 2:
         bad.count("judgments of fewer than two responses")
@@ -235,7 +235,7 @@ def _multipref(record: Record, bad: BadRows) -> Iterable[Record]:
 
 
 def _rated_prompt(record: Record) -> str:
-    if not isinstance(record.get("helpfulness"), list | np.ndarray | int | float | None):
+    if not isinstance(_parsed(record.get("helpfulness")), list | int | float | None):
         raise invalid("wrong type", "helpfulness is not a list of ratings")
     return text_in(record, "prompt")
 
@@ -274,7 +274,7 @@ NEITHER = -100
 
 def _signs(entries: Iterable[Record], name: str, bad: BadRows) -> list[Record]:
     """Return the votes in signed strengths: below zero for the first response."""
-    given: list[Any] = [entry.get(name) for entry in entries]
+    given: list[Any] = [_parsed(entry.get(name)) for entry in entries]
     for value in given:
         if type(value) is not int or (abs(value) > 3 and value != NEITHER):
             raise invalid("unknown vote", f"a {name} is {value!r}, not a whole number from -3 to 3")
@@ -429,7 +429,7 @@ def _prism_utterances(records: Sequence[Record], bad: BadRows) -> Iterable[Recor
 def _argilla_fields(record: Record) -> dict[str, str]:
     """Return the texts that people saw, the prompt first."""
     own = re.compile(r"(id|_server_id|status|external_id)|.*([.]suggestion.*|[.]responses.*|-suggestion.*|-metadata)")
-    given = record.get("fields", record)
+    given = _parsed(record.get("fields", record))
     texts = {name: text for name, text in given.items() if isinstance(text, str) and not own.fullmatch(name)}
     prompt = _prompt_name(list(texts))
     return {prompt: texts[prompt], **texts}
@@ -448,6 +448,7 @@ def _argilla_answers(record: Record) -> Iterator[tuple[str, Record]]:
         value = _parsed(value)
         if name.endswith(".responses") and value is not None:
             value = {"value": value, "user_id": record.get(f"{name}.users"), "status": record.get(f"{name}.status")}
+            value = {key: _parsed(listed) for key, listed in value.items()}
         if isinstance(value, Mapping) and isinstance(value.get("value"), list | np.ndarray):  # lists by key
             columns = {key: listed for key, listed in value.items() if listed is not None}
             value = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=False)]
@@ -512,7 +513,7 @@ def _argilla(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
 @_public("Label Studio", "data, annotations")
 def _label_studio(record: Record, bad: BadRows) -> Iterable[Record]:
     """Left and right are the two texts of a task beside its prompt, in their order; a ranked list is best first."""
-    data = record["data"]
+    data = _parsed(record["data"])
     texts = {name: text for name, text in data.items() if isinstance(text, str)}
     prompt = _prompt_name(list(texts))
     for annotation in _entries(record, "annotations"):

@@ -25,7 +25,7 @@ from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_recor
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import TownHall
-from pluralign.votes.values import Record, RowError
+from pluralign.votes.values import Record, RowError, person_key
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
 
@@ -145,7 +145,7 @@ def _digest(value: Any, column: str) -> bytes | None:
     if not isinstance(value, str | int | float | np.number):
         problem = f"{column} must be a text or a number, not a {type(value).__name__}"
         raise RowError("wrong type", problem, "give one id per vote")
-    return hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(person_key(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:

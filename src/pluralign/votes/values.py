@@ -23,6 +23,7 @@ RATING_COLUMN = re.compile(r"response_(0|[1-9][0-9]{0,5})_(?!model$)(.+)")
 """A rater's score of a numbered response. ``response_1_model`` is the name of a model."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
 """Plain ASCII digits, unlike ``int``, which also reads 1_0."""
+_WHOLE_FLOAT = re.compile(r"[+-]?[0-9]+[.]0+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -42,6 +43,17 @@ def checked_text(text: str, what: str) -> str:
         return text
     except UnicodeEncodeError:
         raise RowError("broken text", f"{what} is not valid UTF-8", "save the file as UTF-8") from None
+
+
+def person_key(value: Any) -> str:
+    """Return the id of a person as a text: 1, 1.0 and the texts of both are one person.
+
+    Example:
+        >>> [person_key(value) for value in (1, 1.0, "1", "1.0", "1.5", "007")]
+        ['1', '1', '1', '1', '1.5', '007']
+    """
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return text.partition(".")[0] if _WHOLE_FLOAT.fullmatch(text) else text
 
 
 def missing(name: str) -> RowError:

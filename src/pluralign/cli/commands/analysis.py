@@ -17,18 +17,18 @@ def prune(
     beta: Annotated[
         float, typer.Option(help="Remove at most 1/(beta - 1) of the weight: a quarter at 5, a tenth at 11.")
     ] = 5.0,
-    only_far: Annotated[
-        bool, typer.Option("--only-far", help="Remove only possible outliers, even if more weight may be removed.")
+    furthest: Annotated[
+        bool, typer.Option("--furthest", help="Remove the furthest members, near or far, up to the weight allowed.")
     ] = False,
     data: options.OtherVotesOption = None,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove the members furthest from the ensemble (Theorem 3), and report the cost.
+    """Remove the members that can be outliers (Theorem 3), and report the cost.
 
     Examples:
         pluralign prune ensemble -o pruned
-        pluralign prune ensemble -o pruned --beta 3 --only-far
+        pluralign prune ensemble -o pruned --beta 3 --furthest
         pluralign prune ensemble -o pruned --data other-votes.jsonl --json
     """
     from pluralign.cli.render.analysis import pruning_page
@@ -36,7 +36,7 @@ def prune(
 
     prunings.refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded, held_out = console.load_held_out_votes(ensemble, data)
-    pruning = prunings.prune(loaded, held_out, beta, only_far=only_far)
+    pruning = prunings.prune(loaded, held_out, beta, only_far=not furthest)
     pruning.save(output, source=ensemble, overwrite=overwrite)
     console.emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
 

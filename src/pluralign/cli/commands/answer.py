@@ -11,6 +11,7 @@ import typer
 from pluralign.cli import console, options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
+from pluralign.core.text import one_line
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import RemoteOptions, SamplingOptions
 
@@ -46,7 +47,7 @@ def score(
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
         _print_lines(score_texts(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
         return
-    with console.progress_bar("Scoring shards") as progress:
+    with console.progress_bar("Scoring texts") as progress:
         job = score_texts(ensemble, file, output, engine_options, progress=progress)
     console.emit(job, shards_page(job, "rewards of {:,} members"), as_json)
 
@@ -136,9 +137,7 @@ def answer(
     rule: Annotated[str, typer.Option(help="Balanced: consensus rule: borda, maximin, schulze or lottery.")] = "borda",
     slate_size: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Balanced: answers on the slate.", show_default="as many as the members have favourites"
-        ),
+        typer.Option(min=1, help="Balanced: answers on the slate.", show_default="2 or 3; every policy's own answer"),
     ] = None,
     cover: Annotated[
         str, typer.Option(help="Balanced: the slate contains people's favourite, or one of their top-two.")
@@ -172,6 +171,7 @@ def answer(
     """Answer a prompt with the ensemble: a slate and a consensus, an answer for one user, or a random member.
 
     Examples:
+        pluralign answer ensemble 'A held-out question of the ensemble'
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl --slate-size 2 --cover top-two
         pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
@@ -182,9 +182,11 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
     from pluralign.answering.answer import Answerer
+    from pluralign.answering.answer import answer as answer_prompt
     from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
     from pluralign.votes.load import as_choices
+    from pluralign.votes.prompts import Prompt
 
     request = AnswerRequest(
         prompt,
@@ -201,28 +203,32 @@ def answer(
         sampling=sampling_options,
         seed=sampling_options.seed,
     )
-    if policies is None and (candidates is None) == (model is None):
-        raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     if candidates and model:
         raise UsageError("--candidates and --model exclude each other; give one of them.")
     names = {"generator": model, "writer": distill, "judge": judge}
     answerer = Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
+    if not (candidates or model or policies) and Prompt(prompt).identity not in answerer.held_out_prompts:
+        raise answerer.no_candidates(prompt, "name a file with --candidates, or a model with --model")
     for sampler in answerer.samplers:
         with console.working(f"Connecting to {sampler.name}"):
             sampler.prepare()
     texts = functools.partial(_candidates_for, prompt, candidates) if candidates else None
     with console.progress_bar("Encoding texts") as progress:
-        result = answerer.answer(request, texts, progress=progress)
+        result = answer_prompt(answerer, request, texts, progress=progress)
     prompts = len(answerer.held_out.preferences.prompts) if answerer.held_out else 0
     console.emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
 
 
 def _candidates_for(prompt: str, file: str) -> list[str]:
-    """Return the responses of the line with this prompt, or of the only line."""
+    """Return the responses of the line with this prompt."""
     from pluralign.votes.candidates import load_candidates
+    from pluralign.votes.prompts import Prompt
 
     lists = load_candidates(file)
-    matching = [one for one in lists if one.prompt_text == prompt]
-    if not matching and len(lists) > 1:
-        raise DataError("no line has this prompt", file=file, remedy="give the prompt exactly as in the file")
-    return list((matching or lists)[0].responses)
+    for one in lists:
+        if Prompt(one.prompt).identity == Prompt(prompt).identity:
+            return list(one.responses)
+    problem, row = "no line has this prompt", None
+    if len(lists) == 1:
+        problem, row = f"its candidates are for another prompt, “{one_line(lists[0].prompt_text)}”", 1
+    raise DataError(problem, file=file, row=row, remedy="give the prompt as in the file, or name another file")

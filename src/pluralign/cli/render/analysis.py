@@ -105,8 +105,8 @@ def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Itera
     if reason := unnamed_reason(profiles, prompts):
         yield Text(reason)
     yield dim(
-        "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
-        "traits, phrases and positions separately. One half of the prompts proposes phrases and positions, and the "
+        "Only significant differences are listed: of all claims together, 5 % may be false, for traits, phrases and "
+        "positions separately. One half of the prompts proposes phrases and positions, and the "
         "other half tests them; the phrases of a position are tested together.\n"
     )
 

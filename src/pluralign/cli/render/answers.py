@@ -10,7 +10,6 @@ from rich.text import Text
 from pluralign.answering.answer import Answer
 from pluralign.answering.generate import Generation
 from pluralign.answering.slate import Distilled, SlateEntry
-from pluralign.answering.steering import Steering
 from pluralign.answering.tune import Tuning
 from pluralign.cli.render.results import (
     BAR_WIDTH,
@@ -23,10 +22,13 @@ from pluralign.cli.render.results import (
     text_panel,
     visible,
 )
-from pluralign.core.text import shortened
+from pluralign.core.text import counted, shortened
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.publishing.tables import Table, number
 from pluralign.scale.jobs import WrittenShards
+
+ALL_COVERED = 0.9999
+"""Coverage of a slate that has every candidate."""
 
 
 def answer_page(
@@ -45,19 +47,20 @@ def answer_page(
     for note in answer.notes:
         yield dim(f"· {note}")
     if answer.steering:
-        yield from _steering(answer.steering)
+        yield from _steering(answer)
     for entry in answer.answers:
         yield _entry_panel(entry, answer, cards)
     if answer.coverage is not None:
-        count = f"{len(answer.answers)} of {answer.candidates} candidates"
-        yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
+        covering = f", covering {answer.coverage:.0%} of people (predicted)" if answer.coverage < ALL_COVERED else ""
+        yield Text(f"Slate: {len(answer.answers)} of {answer.candidates} candidates{covering}.")
     if found := answer.consensus:
-        support = (
-            f"Rule: {found.rule}. Predicted: {found.least_support:.0%} of people prefer it to its strongest rival, "
-            f"{found.mean_support:.0%} to an average rival; it is the favourite of {found.favourite_of:.0%}.\n\n"
-        )
+        support = f"Rule: {found.rule}."
+        if found.least_support is not None:
+            support += f" Predicted: {found.least_support:.0%} of people prefer it to its strongest rival."
         note = f"{found.note}\n" if found.note else ""
-        yield text_panel(Text.assemble(note, (support, "dim"), found.text), "consensus")
+        yield text_panel(Text.assemble(note, (f"{support}\n\n", "dim"), found.text), "consensus")
+    for text, reason in answer.unlike.items():
+        yield dim(f"No share is stated for “{shortened(visible(text), TEXT_LENGTH)}”: {reason}.")
     if answer.distilled:
         yield _statement_panel(answer.distilled)
     shown = {j for entry in answer.answers for j in entry.members}
@@ -65,48 +68,60 @@ def answer_page(
         yield dim(unnamed_reason(profiles, prompts))
 
 
-def _steering(found: Steering) -> Iterator[RenderableType]:
-    """Yield what is known about the user, how sure it is, and the choice that would say most next."""
-    if found.support is None:
-        yield Text(f"Member {found.member} (probability {found.sure:.0%}): {found.why}.")
+def _steering(answer: Answer) -> Iterator[RenderableType]:
+    """Yield what choices or words change: the beliefs and the answer, before and now, and the next choice."""
+    found = answer.steering
+    assert found  # noqa: S101 - in steerable mode
+    if found.before is None:
+        yield Text(f"Member {found.member}: {found.why}.")
+        return
+    if not found.note:
+        yield Text(f"Most likely member: {found.member}. {found.why[:1].upper()}{found.why[1:]}.")
+        before = found.path[0] if found.path else ()
+        columns = (*(before and ("before",)), "now")
+        states = [(*state, max(0.0, 1 - sum(state))) for state in (*(before and (before,)), found.posterior)]
+        names = [*map(str, range(len(found.posterior))), "none"]
+        rows = [[name, *(f"{state[j]:.0%}" for state in states)] for j, name in enumerate(names)]
+        yield draw(Table("Probability that you follow each member", ("member", *columns), rows))
+    now = answer.answers[0].text
+    if found.before == now:
+        yield Text("The answer is the same as before your choices or words.")
     else:
-        yield Text(
-            f"Most likely member: {found.member} (probability {found.sure:.0%}; {found.average:.0%} that you follow no "
-            f"member): {found.why}."
-        )
+        yield text_panel(found.before, "answer before your choices or words")
+    if found.support is not None:
         yield Text(f"You are expected to prefer the answer to {found.support:.0%} of the other candidates.")
-    if found.path:
-        shares = [(*row, max(0.0, 1 - sum(row))) for row in found.path]
-        rows = [[str(count), *(number(value, 2) for value in row)] for count, row in enumerate(shares)]
-        columns = ("choices", *map(str, range(len(found.path[0]))), "none")
-        yield draw(Table("Probability of each member, by number of your choices", columns, rows))
-    if found.ask:
+    if found.ask and not found.note:
         pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
-        yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
+        yield text_panel(pair, "your choice here would say most about you")
+        for letter, then in (("A", found.ask.answer_a), ("B", found.ask.answer_b)):
+            same = "the answer stays the same" if then == now else f"the answer becomes “{visible(then)}”"
+            yield Text(f"If you choose {letter}, {shortened(same, TEXT_LENGTH)}")
 
 
 def _entry_panel(entry: SlateEntry, answer: Answer, cards: Mapping[int, Profile]) -> Panel:
-    if entry.member is None:
+    if answer.refused:
         return text_panel(entry.text, "refused")
     title = f"member {entry.member}" if answer.mode == "balanced" else "answer"
     if entry.member in answer.written:
         title = f"answer of member {entry.member}, written by its policy"
     named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
-    support = f"{entry.weight:.0%} of the weight · {named or 'no member ranks it first on the slate'}\n\n"
-    if entry.share is not None:
+    support = f"Top choice of: {named}" if named else "No member ranks it first on the slate"
+    if entry.text in answer.unlike:
+        title, support = "answer", f"unlike anything these people voted on: {answer.unlike[entry.text]}"
+    elif entry.share is not None:
         bar = "█" * round(BAR_WIDTH / 2 * entry.share)
         support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
-    return text_panel(Text.assemble((support, "dim"), entry.text), title)
+    return text_panel(Text.assemble((f"{support}\n\n", "dim"), entry.text), title)
 
 
 def _statement_panel(statement: Distilled) -> Panel:
     outcome = "It replaces the consensus." if statement.used else "It is not used."
     if statement.refused:
         outcome = f"It is refused: {statement.refused}."
-    support = (
-        f"Predicted: {statement.least_support:.0%} of people prefer it to its strongest rival; "
-        f"{statement.to_reach:.0%} are needed. {outcome}\n\n"
-    )
+    support = f"{outcome}\n\n"
+    if statement.least_support is not None:
+        rival = f"{statement.least_support:.0%} of people prefer it to its strongest rival"
+        support = f"Predicted: {rival}; {statement.to_reach:.0%} are needed. {support}"
     return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
 
 
@@ -196,6 +211,7 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
 def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
     yield heading(job.folder)
-    yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
-    yield from counted_notes((job.resumed, "shards were finished by an earlier run"))
+    sizes = f"{counted(job.rows, 'text')}, {numbers.format(job.dimension)}, {counted(job.shards, 'shard')}"
+    yield Text(f"{sizes}, {job.seconds:.0f} s")
+    yield from counted_notes((job.resumed, "finished by an earlier run"))
     yield Text()

@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, visible
+from pluralign.cli.render.results import InsightView, command_line, dim, draw, heading, headline_lines, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
-from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.experiments.demo import CONSTANT_HALF, PERFECT_SINGLE, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
 from pluralign.publishing.tables import Table, number
@@ -30,8 +30,8 @@ ROWS = {
     RANKINGS: "→ ensemble",
     SOFT_BT: "one soft BT reward",
     CONSTANT_HALF: "constant ½",
-    FLOOR: "floor: a perfect single reward",
-    TRUE_SHARES: "true shares: a perfect ensemble",
+    PERFECT_SINGLE: "perfect single reward: true majorities",
+    TRUE_SHARES: "perfect ensemble: true shares",
 }
 """Rows of the table, by the name of the method."""
 TRUE_ERROR = "corrected: Brier − noise, an estimate of the true error"
@@ -53,14 +53,18 @@ def votes_page(town: TownHall, summary: Inspection) -> Iterator[RenderableType]:
 
 
 def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str | None) -> Iterator[RenderableType]:
-    """Yield the camps with a member, the main result, the answer to a question, and the next commands.
+    """Yield the insight, the camps with a member, the main result, the answer to a question, and the next commands.
 
     Args:
         result: of the demo.
         commands: fit the same ensemble and serve it.
         report: the file with all details, if one was written.
     """
-    yield heading("2. Who is represented")
+    record = result.ensemble.record
+    yield heading("2. Who disagrees about what, from the votes alone")
+    if record.insight:
+        yield InsightView(record.insight)
+    yield heading("3. Who is represented")
     yield Text(
         f"Camps (of {len(result.camps[RANKINGS].camps)}): those with a member that agrees with them significantly more "
         "often than soft BT. Agreement: of a person with the closest member. No fit sees camps."
@@ -73,16 +77,15 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
     found.append((ROWS[SOFT_BT], 0, *single))
     columns = ("fitted to", "camps", "agreement", "true error")
     yield draw(Table("", columns, found, main=1))
-    yield heading("3. The ensemble against one reward")
-    record = result.ensemble.record
+    yield heading("4. The ensemble against one reward")
     if record.evaluation:
-        yield from islice(headline_lines(headline(record.evaluation, record)), 2)  # section 5 has the next step
+        yield from islice(headline_lines(headline(record.evaluation, record)), 2)  # section 6 has the next step
     methods = [(shown, result.method(name)) for name, shown in ROWS.items()]
     rows = [(shown, one.brier, one.brier_corrected, one.true_error) for shown, one in methods]
     yield draw(Table("", ("", "Brier", "corrected", "true error"), rows, TRUE_ERROR, main=0))
-    yield heading("4. Ask it a question")
+    yield heading("5. Ask it a question")
     yield from _asked_lines(result.asked)
-    yield heading("5. Next")
+    yield heading("6. Next")
     if report:
         yield Text(f"Wrote {report}, with all methods, members and camps. Open it in a browser.")
     else:
@@ -102,14 +105,16 @@ def _asked_lines(asked: Asked) -> Iterator[RenderableType]:
     covered = sum(asked.share_of(entry.text) for entry in answer.answers)
     yield _indented(Text(f"“{asked.prompt}”", style="italic"))
     yield Text(
-        f"{len(answer.answers)} of {answer.candidates} answers are the first choice of a member. For {covered:.0%} of "
+        f"{len(answer.answers)} of {answer.candidates} answers are on the slate. For {covered:.0%} of "
         "the town, their first choice is among these. Weight of the members, share of the town:"
     )
     yield _texts(
         (f"{entry.weight:.0%}, {asked.share_of(entry.text):.0%}", entry.text) for entry in answer.answers[:SLATE_SHOWN]
     )
-    if chosen:
-        yield Text(f"Consensus: {chosen.least_support:.0%} of the weight prefer this answer to its strongest rival.")
+    if chosen and chosen.least_support is not None:
+        yield Text(
+            f"Consensus: {chosen.least_support:.0%} of people prefer this answer to its strongest rival (predicted)."
+        )
         yield _indented(Text(shortened(visible(chosen.text), CONSENSUS_LENGTH)))
 
 

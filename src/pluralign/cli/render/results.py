@@ -5,7 +5,7 @@ A view draws results that other rooms returned, and computes none of its own. Te
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,6 +24,7 @@ from pluralign.ensemble.record import (
     Evaluation,
     FitRecord,
     HistoryRow,
+    Insight,
     MemberFigures,
     TunedFit,
     worse_than_chance,
@@ -109,7 +110,9 @@ class SafeConsole(Console):
 def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[RenderableType]:
     """Yield the scores on these votes, members, majority shares, groups of pairs and the policy level."""
     predictor = evaluation.subject
-    yield heading(title)
+    if evaluation.insight:
+        yield InsightView(evaluation.insight)
+    yield heading(f"Details: {title}")
     yield Text(f"{evaluation.pairs:,} pairs, {evaluation.prompts:,} prompts")
     if predictor.note:
         yield dim(f"· {predictor.note}")
@@ -118,9 +121,6 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
         yield draw(tables.member_table([member.weight for member in evaluation.members], evaluation))
     yield from member_warnings(evaluation.members, evaluation.undecided)
     yield draw(tables.majority_table(evaluation.majority, evaluation))
-    if not math.isnan(evaluation.certain_though_contested):
-        share = f"{evaluation.certain_though_contested:.0%}"
-        yield dim(f"One side is predicted above .9 for {share} of contested or even pairs.")
     for table in tables.group_tables(evaluation.groups):
         yield draw(table.without("Brier"))
     if evaluation.worst_group:
@@ -136,24 +136,29 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield Text()
 
 
+@dataclass(frozen=True)
+class InsightView:
+    """The insight as text as wide as the console, at most ``PANEL_WIDTH``; its title is bold."""
+
+    insight: Insight
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        title, *lines = self.insight.text(min(options.max_width, PANEL_WIDTH)).splitlines()
+        yield heading(title)
+        yield Text("\n".join(lines))
+
+
 def headline_lines(found: Headline) -> Iterator[RenderableType]:
-    """Yield the main figure, the verdict, whether people differ, and the next step."""
+    """Yield the main figure, the verdict and the next step."""
     yield Text(found.main, style="bold")
     yield Text(found.verdict, style={"ahead": "bold green", "behind": "bold red"}.get(found.standing, "bold"))
-    if found.voices:
-        yield Text(found.voices)
     yield Text(f"Next: {found.next_step}")
 
 
 def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = None) -> Iterator[RenderableType]:
-    """Yield the headline, every predictor that was scored on the same votes, and the scores that are not corrected."""
+    """Yield the headline, and every predictor that was scored on the same votes."""
     yield from headline_lines(first)
     yield draw(tables.comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
-    own, rival = evaluation.test, evaluation.baselines.get("soft_bt")
-    line = f"Mean absolute error {own.absolute_error:.4f}, log loss {own.log_loss:.4f}"
-    if rival is not None:
-        line += f" (soft BT: {rival.absolute_error:.4f} and {rival.log_loss:.4f})"
-    yield Text(f"{line}; neither is corrected for noise.")
     yield from map(draw, tables.judgment_tables(evaluation))
 
 
@@ -170,10 +175,12 @@ def member_warnings(members: Sequence[MemberFigures], undecided: float) -> Itera
 
 
 def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
-    """Yield the ensemble next to its baselines, every size, and every member."""
+    """Yield the insight, then the ensemble next to its baselines, every size, and every member."""
     record = ensemble.record
     evaluation, pooled = record.evaluation, record.cross_validation
-    yield heading(f"{record.method} ensemble of {record.k} members, fitted for the {record.level} level")
+    if record.insight:
+        yield InsightView(record.insight)
+    yield heading(f"Details: {record.method} ensemble of {record.k} members, fitted for the {record.level} level")
     yield from map(Text, _how_fitted(record))
     if counts := main_evaluation(record):
         where = "all prompts, cross-validated" if pooled else "held-out prompts"
@@ -181,7 +188,9 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield from scores(counts, first, f"Scores on {where} (best first)", record.k)
     yield draw(tables.history_table(record.history))
     if evaluation:
-        yield draw(tables.member_table(ensemble.weights.tolist(), evaluation))
+        voices = sorted(record.insight.voices if record.insight else (), key=lambda one: one.member)
+        names = [one.name for one in voices]
+        yield draw(tables.member_table(ensemble.weights.tolist(), evaluation, names))
         yield from member_warnings(evaluation.members, ensemble.undecided)
     if bound := record.bound:
         yield Text(

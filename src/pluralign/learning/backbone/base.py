@@ -17,9 +17,9 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.processes import Processes
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.learning.backbone.recipe import TextPairs
+from pluralign.learning.bradley_terry import Teacher, fit_teacher
 from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.pairs import Pairs, validation_folds
-from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.text.classifier import classifier_head, classifier_rewards, remove_head, tokens_and_cut, use_float32_head
 from pluralign.text.loading import Tokens, context_length, load_tokenizer, loading, model_folder
 from pluralign.votes.prompts import Item, Prompt

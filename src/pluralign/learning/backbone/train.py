@@ -41,11 +41,11 @@ from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
 from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
+from pluralign.learning.bradley_terry import VOICES, damping_factor
 from pluralign.learning.options import FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.task import AUTO_SIZES, FitWatcher
-from pluralign.learning.teacher import VOICES, damping_factor
 from pluralign.learning.tuned import TunedTask
 from pluralign.text import loading
 from pluralign.text.classifier import classifier_head

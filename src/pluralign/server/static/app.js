@@ -4,7 +4,7 @@ import { call, onKeyNeeded } from "./api.js";
 import { ask } from "./ask.js";
 import { calibration } from "./calibration.js";
 import { compare } from "./compare.js";
-import { clear, colour, count, data, el, percent, plural, sized } from "./dom.js";
+import { clear, colour, count, data, el, percent, plural, printable, sized } from "./dom.js";
 import { members } from "./members.js";
 
 const VIEWS = { ask, calibration, members, compare };
@@ -33,7 +33,7 @@ try {
   start(await call("v1/ensemble"));
 } catch (error) {
   at("lead").hidden = true;
-  at("alert").textContent = error.message;
+  at("alert").textContent = printable(error.message);
   at("alert").hidden = false;
 }
 
@@ -41,21 +41,13 @@ function start(ensemble) {
   document.title = `${ensemble.name} · Pluralign`;
   clear(at("name"), data(ensemble.name));
   at("lead").textContent = introduction(ensemble);
-  if (ensemble.headline && ensemble.headline.standing !== "unknown")
-    clear(
-      at("verdict"),
-      el("b", {}, "Calibration: "),
-      data(ensemble.headline.verdict),
-      " ",
-      el("a", { href: "#calibration" }, "All figures"),
-    );
-  clear(at("crowd"), crowd(ensemble));
+  if (ensemble.insight) clear(at("insight"), insight(ensemble.insight));
   const shown = {};
   for (const [name, view] of Object.entries(VIEWS)) shown[name] = view(at(name), ensemble) ?? {};
   tabs(shown);
 }
 
-function introduction({ k, data: source, votes, undecided, cross_validated: crossValidated }) {
+function introduction({ k, data: source, votes, undecided_note: undecided, cross_validated: crossValidated }) {
   const share = undecided
     ? "their weighted votes and half of the undecided share predict the share of people who prefer an answer."
     : "the weight of the votes for an answer is the predicted share of people who prefer it.";
@@ -65,24 +57,32 @@ function introduction({ k, data: source, votes, undecided, cross_validated: cros
   return (
     `${plural(k, "reward model represents", "reward models represent")} people who disagree. Each of these members ` +
     `votes between two answers; ${share}` +
-    (trained && `${trained}${tested}.`)
+    (trained && `${trained}${tested}. `) +
+    undecided
   );
 }
 
-/** All members as one bar, divided by weight; each part links to the member's card. */
-function crowd({ members: cards, undecided_note: undecided }) {
-  const total = cards.reduce((sum, card) => sum + card.weight, 0);
-  const parts = cards.map((card) => {
-    const label = `Member ${card.member}, weight ${percent(card.weight)}: ${card.name}`;
-    const link = el("a", { href: `#members/${card.member}`, "aria-label": label, title: label }, String(card.member));
-    return sized(el("li", { class: colour(card.member) }, link), card.weight / total);
-  });
-  return el(
-    "div",
-    {},
-    el("ul", { class: "strip", "aria-label": "Members by weight" }, parts),
-    el("p", { class: "muted small crowd-note" }, `Members by weight. Select one to see its card. ${undecided}`),
+/** Who disagrees about what. Each voice links to the card of its member. */
+function insight({ title, sentence, voices, unites, example, divides, trust, advice }) {
+  const agreed = unites && example ? `${unites} Example: ${example}.` : unites;
+  const findings = [agreed, divides && `People split most on: ${divides}.`, trust, advice].filter(Boolean);
+  const largest = Math.max(...voices.map((voice) => voice.share));
+  const rows = voices.map(({ member, share, name, wants, example: pair }) =>
+    el(
+      "li",
+      { class: colour(member) },
+      el("div", { class: "bar" }, sized(el("i"), share / largest)),
+      el("b", { class: "number" }, percent(share)),
+      el("a", { href: `#members/${member}` }, data(name, "b")),
+      el("p", {}, data([wants || "no significant difference from the others", pair].filter(Boolean).join("; "))),
+    ),
   );
+  return [
+    el("h2", {}, title),
+    el("p", {}, el("b", {}, sentence)),
+    rows.length > 0 && el("ul", { class: "voice-list", "aria-label": "Voices by weight" }, rows),
+    ...findings.map((finding) => el("p", {}, data(finding))),
+  ];
 }
 
 // --- tabs: arrow keys move between them, and the address holds the current one

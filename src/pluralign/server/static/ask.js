@@ -3,9 +3,11 @@
 import { call } from "./api.js";
 import { alertLine, attempt, button, clear, data, el, longText, memberName, memberRow, meter, note } from "./dom.js";
 import { percent, plural, sized } from "./dom.js";
-import { slate } from "./slate.js";
+import { slate, UNLIKE } from "./slate.js";
 
 const EXAMPLES_FIRST = 4;
+const LARGEST_SLATE = 8;
+const SMALLEST_SHOWN = 0.005; // probability of a member
 const VISIBLE = 120; // pixels of the answer that must be visible
 const PRESS_ASK = "Press Ask to let the language model write answers.";
 const MODES = {
@@ -46,8 +48,16 @@ export function ask(panel, ensemble) {
     { id: "rule" },
     Object.entries(RULES).map(([name, words]) => el("option", { value: name }, words)),
   );
+  const size = el(
+    "select",
+    { id: "slate-size" },
+    el("option", { value: "" }, "2 or 3"),
+    Array.from({ length: LARGEST_SLATE }, (_, i) => el("option", { value: i + 1 }, String(i + 1))),
+  );
+  const sizeLabel = el("label", { for: "slate-size" }, "Answers on the slate");
   const ruleLabel = el("label", { for: "rule" }, "Consensus rule");
-  const ruleRow = el("div", { class: "row small" }, ruleLabel, rule);
+  const ruleRow = el("div", { class: "row small" }, sizeLabel, size, ruleLabel, rule);
+  const waiting = el("p", { class: "muted", hidden: true });
   const form = el(
     "form",
     { class: "asking", novalidate: true },
@@ -56,7 +66,7 @@ export function ask(panel, ensemble) {
     modeSwitch(),
     el("div", { class: "row" }, el("button", { class: "primary", type: "submit" }, "Ask"), ruleRow),
   );
-  panel.append(el("h2", {}, "Ask a question"), exampleList(), form, alert, status, results);
+  panel.append(el("h2", {}, "Ask a question"), exampleList(), form, alert, waiting, status, results);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     state.generated = null;
@@ -66,6 +76,8 @@ export function ask(panel, ensemble) {
     if (state.example !== null) choose(null);
   });
   rule.addEventListener("change", update);
+  size.addEventListener("change", update);
+
   // --- the question and its candidates
 
   function exampleList() {
@@ -192,10 +204,14 @@ export function ask(panel, ensemble) {
       return;
     }
     const body = { prompt: question, mode: state.mode, ...(texts.length ? { candidates: texts } : {}) };
-    if (state.mode === "balanced") body.rule = rule.value;
+    if (state.mode === "balanced") {
+      body.rule = rule.value;
+      if (size.value) body.slate_size = Number(size.value);
+    }
     if (state.mode === "distributional") body.seed = state.seed++;
     if (state.mode === "steerable") Object.assign(body, state.preference ?? { choices: recent() });
-    const result = await attempt(panel, alert, () => call("v1/answer", body));
+    const ask = () => attempt(panel, alert, () => call("v1/answer", body));
+    const result = await (texts.length ? ask() : written(ask));
     if (mine !== state.run) return;
     if (!result) {
       clearAnswer();
@@ -209,6 +225,21 @@ export function ask(panel, ensemble) {
     status.textContent = summary(result);
   }
 
+  /** Show that the language model is writing, and for how long. */
+  async function written(ask) {
+    const start = Date.now();
+    const tell = () => (waiting.textContent = `The language model is writing\u2026 ${Math.round((Date.now() - start) / 1000)} s`);
+    tell();
+    waiting.hidden = false;
+    const clock = setInterval(tell, 1000);
+    try {
+      return await ask();
+    } finally {
+      clearInterval(clock);
+      waiting.hidden = true;
+    }
+  }
+
   /** Remove the answer to an earlier request; the pairs to choose from stay. */
   function clearAnswer() {
     status.textContent = "";
@@ -219,17 +250,28 @@ export function ask(panel, ensemble) {
   function summary({ answers }) {
     const [first] = answers;
     if (state.mode !== "balanced") return first.member === null ? "Answered." : `Member ${first.member} answers.`;
-    return `${plural(answers.length, "answer", "answers")}; the first has ${percent(first.weight)} of the weight.`;
+    const share = first.share === null ? "." : `; the first is the favourite of ${percent(first.share)} of people (predicted).`;
+    return plural(answers.length, "answer", "answers") + share;
   }
 
-  const notes = (result) => result.notes?.length > 0 && note(`Note: ${result.notes.join("; ")}.`);
+  function notes({ notes: all = [], steering, unlike = {}, answers }) {
+    const others = all.filter((one) => one !== steering?.note);
+    const left = Object.entries(unlike).filter(([text]) => !answers.some((one) => one.text === text));
+    const items = left.map(([text, reason]) => el("li", {}, data(text), `: ${reason}.`));
+    return el(
+      "div",
+      { class: "small" },
+      others.length > 0 && note(`Note: ${others.join("; ")}.`),
+      items.length > 0 && el("details", {}, el("summary", {}, `${UNLIKE}: ${items.length}`), el("ul", {}, items)),
+    );
+  }
 
   const refusal = ({ answers: [one] }) =>
     el("article", { class: "card answer" }, el("h3", {}, "A refusal policy answered"), longText(one.text));
 
   // --- balanced
 
-  const balanced = (result) => slate(result, { names, weights }, moreLike);
+  const balanced = (result) => slate(result, names, ensemble.cannot_steer ? null : moreLike);
 
   /** The user prefers one answer of the slate to the others: one choice per other answer. */
   function moreLike(text, others) {
@@ -250,23 +292,53 @@ export function ask(panel, ensemble) {
   }
 
   const steeringPanel = (steering) =>
-    el("div", { class: "steer" }, pairCard(), el("div", { class: "card" }, posteriorList(steering), otherWays()));
+    ensemble.cannot_steer
+      ? el("div", { class: "card" }, el("h3", {}, "One answer for everyone"), el("p", {}, sentence(ensemble.cannot_steer)), members())
+      : el("div", { class: "steer" }, pairCard(), el("div", { class: "card" }, posteriorList(steering), otherWays()));
 
-  function steered({ answers: [one], steering: chosen }) {
+  const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+
+  /** The answer for the user: now, before the choices or words, and after the choice that would say most. */
+  function steered({ answers: [one], steering: { before, ask, support, note: unchanged, why, member, path }, unlike = {} }) {
+    if (state.preference?.member !== undefined || (before === null && !unlike[one.text]))
+      return el(
+        "article",
+        { class: "card answer consensus" },
+        el("h3", {}, `Member ${one.member} answers`),
+        el("p", {}, memberName(one.member, names[one.member])),
+        longText(one.text, 900),
+      );
+    const same = before === null || before === one.text;
+    const decides = ask && !unchanged && [ask.answer_a, ask.answer_b].some((text) => text !== one.text);
     return el(
-      "article",
-      { class: "card answer consensus" },
-      el("h3", {}, chosen.support === null ? `Member ${one.member} answers` : "Answer for you"),
-      el("p", {}, chosen.support === null ? "" : "Most likely member: ", memberName(one.member, names[one.member])),
-      longText(one.text, 900),
-      note(
-        data(`Reason: ${chosen.why}. `),
-        `Probability: ${percent(chosen.sure)}. `,
-        chosen.support !== null &&
-          `You are expected to prefer this answer to ${percent(chosen.support)} of the other candidates. `,
-        `It is the top choice of ${percent(one.weight)} of the weight.`,
+      "div",
+      {},
+      el(
+        "article",
+        { class: "card answer consensus" },
+        el("h3", {}, same ? "The answer is the same as before" : "Your answer changed"),
+        longText(one.text, 900),
+        unlike[one.text] && note(`${UNLIKE}: ${unlike[one.text]}.`),
+        note(data(unchanged ? sentence(unchanged) : path.length ? `Member ${member}: ${why}.` : sentence(why))),
+        support !== null && note(`You are expected to prefer it to ${percent(support)} of the other candidates.`),
+        !same && el("details", {}, el("summary", {}, "Answer before"), longText(before)),
       ),
+      ask && !unchanged && !decides && note("No next choice between these candidates would change the answer."),
+      decides && nextChoice(ask, one.text),
     );
+  }
+
+  function nextChoice(ask, now) {
+    const side = (letter, text, then) =>
+      el(
+        "button",
+        { type: "button", on: { click: () => pick(ask, letter, 0) } },
+        el("b", {}, `Choose ${letter.toUpperCase()}`),
+        data(text),
+        el("span", { class: "muted small" }, then === now ? "The answer stays the same." : "The answer becomes: ", then !== now && data(then)),
+      );
+    const sides = [side("a", ask.response_a, ask.answer_a), side("b", ask.response_b, ask.answer_b)];
+    return el("div", { class: "card" }, el("h3", {}, "This choice would decide"), el("div", { class: "duel" }, sides));
   }
 
   function pairCard() {
@@ -304,8 +376,8 @@ export function ask(panel, ensemble) {
   /** The latest choices, as many as the server accepts. */
   const recent = () => state.choices.slice(-(ensemble.limits?.choices ?? state.choices.length));
 
-  async function pick(pair, letter) {
-    state.pair += 1;
+  async function pick(pair, letter, step = 1) {
+    state.pair += step;
     state.preference = null;
     if (letter) {
       const { prompt: question, response_a, response_b } = pair;
@@ -325,10 +397,13 @@ export function ask(panel, ensemble) {
     const posterior = steering?.posterior ?? weights;
     const choices = Math.max((steering?.path?.length ?? 0) - 1, 0);
     const before = choices ? steering.path.at(-2) : weights;
+    const heading = el("h3", {}, "Which member matches you?");
+    if (steering?.note) return el("div", {}, heading, el("p", {}, sentence(steering.note)));
     const items = posterior.map((share, j) => {
       const bar = meter(before[j], j);
       requestAnimationFrame(() => requestAnimationFrame(() => sized(bar.firstChild, share)));
-      return memberRow(j, names[j], bar, percent(share), j === steering?.member);
+      const shown = Math.max(share, before[j]) >= SMALLEST_SHOWN;
+      return shown && memberRow(j, names[j], bar, percent(share), j === steering?.member);
     });
     const after = choices ? `, after ${plural(choices, "choice", "choices")}` : "";
     const when = steering
@@ -337,17 +412,22 @@ export function ask(panel, ensemble) {
     return el(
       "div",
       {},
-      el("h3", {}, "Which member matches you?"),
+      heading,
       note(when),
       el("ul", { class: "posterior" }, items),
     );
   }
 
-  function otherWays() {
+  /** Select the answer of one member. */
+  function members() {
     const options = names.map((name, j) => el("option", { value: j }, `${j} · ${name}`));
     const chooser = el("select", { id: "member" }, el("option", { value: "" }, "…"), options);
     chooser.addEventListener("change", () => chooser.value !== "" && steerBy({ member: Number(chooser.value) }));
-    const words = el("input", { id: "like", placeholder: "short, warm, without lists", autocomplete: "off" });
+    return el("p", {}, el("label", { for: "member" }, "Answer of one member"), el("br"), chooser);
+  }
+
+  function otherWays() {
+    const words = el("input", { id: "like", placeholder: "protect nature and the climate first", autocomplete: "off" });
     const wordsForm = el("form", { class: "row" }, words, el("button", { type: "submit" }, "Match"));
     wordsForm.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -357,7 +437,7 @@ export function ask(panel, ensemble) {
       "details",
       {},
       el("summary", {}, "Other ways to steer"),
-      el("p", {}, el("label", { for: "member" }, "Member"), el("br"), chooser),
+      members(),
       el("div", {}, el("label", { for: "like" }, "Preference in words"), wordsForm),
     );
   }
@@ -369,7 +449,7 @@ export function ask(panel, ensemble) {
 
   // --- distributional
 
-  function distributional({ answers: [one] }) {
+  function distributional({ answers: [one], unlike = {} }) {
     state.draws.push(one.member);
     const n = state.draws.length;
     const counts = Array.from({ length: k }, (_, j) => state.draws.filter((drawn) => drawn === j).length);
@@ -388,10 +468,8 @@ export function ask(panel, ensemble) {
         el("h3", {}, `Member ${one.member} was drawn`),
         el("p", {}, memberName(one.member, names[one.member])),
         longText(one.text, 900),
-        note(
-          `Its weight is ${percent(weights[one.member])}. The answer is sampled from its policy. `,
-          `Predicted favourite of ${percent(one.share)} of people.`,
-        ),
+        one.share !== null && note(`Predicted favourite of ${percent(one.share)} of people.`),
+        unlike[one.text] && note(`${UNLIKE}: ${unlike[one.text]}.`),
         el(
           "div",
           { class: "row" },

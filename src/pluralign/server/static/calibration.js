@@ -33,14 +33,13 @@ const CROSS_VALIDATED =
   "Cross-validated: each prompt is predicted by an ensemble that was fitted without it. Groups, member cards and the " +
   "scores by number of members use the prompts that were held out from this ensemble.";
 
-/** The main figure, the verdict, whether people differ, and the next step of an evaluation. */
-function headline({ main, verdict, standing: place, next_step: next, voices }) {
+/** The main figure, the verdict and the next step of an evaluation. */
+function headline({ main, verdict, standing: place, next_step: next }) {
   return el(
     "div",
     { class: `verdict headline ${KINDS[place]}` },
     el("p", { class: "main" }, data(main)),
     el("p", {}, data(verdict)),
-    voices && el("p", {}, data(voices)),
     el("p", { class: "muted" }, data(`Next: ${next}`)),
   );
 }
@@ -259,7 +258,7 @@ function pairCard(pair) {
 
 // --- tables
 
-function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
+function comparisonTable({ comparison, floor_note: floorNote }) {
   const standing = ([look, words]) => el("span", { class: look }, words);
   const compared = comparison.some((one) => one.difference); // not with few prompts
   const gaps = (one) => [
@@ -285,7 +284,6 @@ function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
     "div",
     {},
     el("h2", {}, "Comparison with baselines"),
-    verdicts.map(({ kind, text }) => el("p", { class: `verdict ${kind}` }, text)),
     el(
       "p",
       {},

@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { button, clear, colour, data, el, attempt, percent, plural, sized, alertLine, memberName } from "./dom.js";
+import { UNLIKE } from "./slate.js";
 
 export function compare(panel, ensemble) {
   const pairs = ensemble.steering_pairs;
@@ -75,7 +76,11 @@ export function compare(panel, ensemble) {
     status.textContent = results.querySelector("h2").textContent;
   }
 
-  function outcome({ members, prob_hat: hard, prob_policy: soft }, pair) {
+  function outcome({ members, prob_hat: hard, prob_policy: soft, unlike = {} }, pair) {
+    if (hard === null) {
+      const reasons = Object.entries(unlike).map(([side, why]) => el("li", {}, `Response ${side.toUpperCase()}: ${why}.`));
+      return el("div", {}, el("h2", {}, "No share of people is stated"), el("p", {}, `${UNLIKE}:`), el("ul", {}, reasons));
+    }
     const camps = { a: members.filter((one) => one.vote > 0.5), b: members.filter((one) => one.vote < 0.5) };
     const ties = members.filter((one) => one.vote === 0.5);
     const reading = ensemble.level === "policy" ? soft : hard;

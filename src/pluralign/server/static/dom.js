@@ -13,12 +13,19 @@ export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A text without control characters, and without those that change the direction of other text; as in core/text.py. */
+export const printable = (text) =>
+  String(text).replace(/[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g, "");
+
+const clean = (children) => children.map((child) => (child instanceof Node ? child : printable(child)));
+
 function filled(node, { on = {}, ...attributes }, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+    if (value === false || value === null || value === undefined) continue;
+    node.setAttribute(name, value === true ? "" : printable(value));
   }
   for (const [event, listener] of Object.entries(on)) node.addEventListener(event, listener);
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...clean(children.flat().filter((child) => child !== null && child !== undefined && child !== false)));
   return node;
 }
 
@@ -43,7 +50,7 @@ export function longText(text, limit = LONG) {
 }
 
 export function clear(node, ...children) {
-  node.replaceChildren(...children.flat().filter(Boolean));
+  node.replaceChildren(...clean(children.flat().filter(Boolean)));
   return node;
 }
 
@@ -84,12 +91,6 @@ export const badge = (member) => el("span", { class: `badge ${colour(member)}` }
 /** The number and the name of a member. */
 export const memberName = (member, name, ...more) =>
   el("span", { class: "who" }, badge(member), el("span", {}, data(name), ...more));
-
-/** The weights of some members as one bar, one part per member. */
-export function strip(members, weights, total, label) {
-  const parts = members.map((j) => sized(el("div", { class: colour(j) }, el("span")), weights[j] / total));
-  return el("div", { class: "strip thin", role: "img", "aria-label": label }, parts);
-}
 
 /** A region that scrolls sideways if its content is wide; shadows mark the edges that hide something. */
 export const scrollRegion = (label, content) =>
@@ -150,7 +151,7 @@ export async function attempt(panel, alert, work) {
   try {
     return await work();
   } catch (error) {
-    alert.textContent = error.message;
+    alert.textContent = printable(error.message);
     alert.hidden = false;
     return undefined;
   } finally {

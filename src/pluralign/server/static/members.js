@@ -1,6 +1,6 @@
 // Members: how they differ, how differently they rank answers, and their disagreement with people.
 
-import { badge, clear, colour, count, data, el, longText, memberRow, meter, note, number, percent } from "./dom.js";
+import { badge, clear, colour, count, data, el, memberRow, meter, note, number, percent } from "./dom.js";
 import { memberName, plural, roving, scrollRegion, signed, versus } from "./dom.js";
 
 const CHANCE = 0.5;
@@ -15,7 +15,7 @@ export function members(panel, ensemble) {
     el(
       "p",
       {},
-      "Measured on held-out votes. Cards list only significant differences (5 %, corrected for multiple tests). ",
+      "Measured on held-out votes. Cards list only significant differences; of all claims together, 5 % may be false. ",
       "Phrases and views come from one half of the prompts and are tested on the other half. ",
       "Bars show how often a member prefers the trait if two answers differ in it; the line marks all members ",
       "together.",
@@ -65,14 +65,12 @@ function card(one) {
     folded(`Views it favours (${one.views.length})`, one.views.map(view)),
     folded("Details", one.description ? [el("p", { class: "small" }, data(one.description))] : [], ""),
     folded("Pairs where it disagrees with most members", one.distinguishing.map(minority)),
-    folded("Answers that it rates highest", one.typical.map(liked)),
   );
 }
 
 const folded = (title, content, look = "examples-of") =>
   content.length > 0 && el("details", { class: look }, el("summary", {}, title), content);
 const question = (prompt) => el("p", {}, el("b", {}, data(prompt)));
-const liked = ({ prompt, response }) => el("div", { class: "example" }, question(prompt), longText(response));
 
 function written(one) {
   const named = el("p", {}, el("b", {}, data(one.name)), " – ", data(one.sentence));

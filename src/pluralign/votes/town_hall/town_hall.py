@@ -88,7 +88,7 @@ class Stream(IntEnum):
 
 def draw_population(n_annotators: int) -> tuple[IntArray, FloatArray]:
     """Return the camp and the taste of each annotator. Camps have their shares, up to rounding to whole people."""
-    random = random_stream(0, Stream.PEOPLE)  # the same people in every town
+    random = town_stream(0, Stream.PEOPLE)  # the same people in every town
     edges = np.cumsum(list(CAMP_SHARES.values()))
     camps = np.searchsorted(edges, (np.arange(n_annotators) + 0.5) / n_annotators * edges[-1]).astype(np.int64)
     camps = random.permutation(camps)
@@ -111,7 +111,7 @@ def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
     return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
 
 
-def random_stream(seed: int, *key: Stream) -> np.random.Generator:
+def town_stream(seed: int, *key: Stream) -> np.random.Generator:
     """Return the random generator of a stream."""
     check_at_least("seed", seed, 0)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
@@ -262,9 +262,9 @@ def town_hall(
         )
     camps, tastes = draw_population(n_annotators)
     n_prompts = -(-n_pairs // pairs_per_prompt)
-    topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
-    pairs_random = random_stream(seed, Stream.PAIRS)
+    topics = _draw_topics(n_prompts, town_stream(seed, Stream.TOPICS))
+    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, town_stream(seed, Stream.ATTRIBUTES))
+    pairs_random = town_stream(seed, Stream.PAIRS)
     prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, pairs_random)
     used, number = by_first_appearance(items.ravel())
     items = number.reshape(items.shape).astype(np.int64)
@@ -273,7 +273,7 @@ def town_hall(
     features = features_of(topics[topic_of_item, 0], attributes)
     prob = _share_preferring_first(features, items, tastes)
 
-    random = random_stream(seed, Stream.VOTES)
+    random = town_stream(seed, Stream.VOTES)
     people = judgments = None
     if rankings:
         n_people = random.integers(low, high + 1, size=n_prompts)
@@ -288,7 +288,7 @@ def town_hall(
         n_votes = random.integers(low, high + 1, size=n_pairs)
         votes_a = random.binomial(n_votes, prob)
     prompts = [writing.write_prompt(*topic) for topic in topics.tolist()]
-    responses = _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING))
+    responses = _write_distinct(topics[topic_of_item], attributes, town_stream(seed, Stream.WORDING))
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
