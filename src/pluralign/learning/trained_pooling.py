@@ -147,7 +147,9 @@ def _start(task: TunedTask, base: TextFeatures, frozen: Vectors) -> Start:
     damping = damping_factor(teacher.squares(own.difference), teacher.damping, teacher.mean_square)
     of_texts = TextPairs(texts_of(task.preferences), own.a, own.b, np.asarray(own.prob_a, np.float64), own.prompt)
     rewards = mapped.astype(np.float64) @ theta
-    return Start(inputs, theta, Lessons(rewards, ON_PAIRS, of_texts, damping, tuple(teacher.voice_weights)), teacher)
+    return Start(
+        inputs, theta, Lessons(rewards, ON_PAIRS, of_texts, damping, tuple(teacher.voice_weights.tolist())), teacher
+    )
 
 
 def _judged_start(task: TunedTask, base: TextFeatures, frozen: Vectors) -> Start:
