@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test fuzz lint docs bench clean
+.PHONY: setup demo test fuzz lint docs bench gpu clean
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ docs: $(READY)
 # benchmarks/guard.py, for instance: make bench BENCH='--pluralism votes.jsonl.gz rankings.jsonl.gz'
 bench: $(READY)
 	$(BIN)/python benchmarks/guard.py $(BENCH)
+
+# What no test on a CPU can check, in minutes; prints one block to paste into an issue.
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py $(GPU)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist site src/*.egg-info

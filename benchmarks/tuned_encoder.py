@@ -1,6 +1,7 @@
 """Is a trained pooling worth it? ``fit --pooling attention`` and a fit on frozen features, on the same splits.
 
     python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--encoder minilm] [--json]
+    python benchmarks/tuned_encoder.py [RANKINGS] --judgments [--prompts 250] [--fresh 200] [--seeds 1] [--json]
 
 Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
 of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The
@@ -8,6 +9,10 @@ interval is that of the difference by prompt, ``--pooling attention`` minus froz
 
 ``fit`` uses the trained or the frozen features, as validation prompts say. The columns "tuned" and "frozen" of
 the held-out Brier score (corrected) show both, whichever is used; the JSON has their difference with its interval.
+
+``--judgments``: fits to whole rankings. Without RANKINGS: a town hall where five people rank five answers, with and
+without rater ids; people, camps and true error as in ``benchmarks/voices.py``. With RANKINGS (the format of
+``benchmarks/voices.py``): log P per ranking on held-out prompts.
 """
 
 import argparse
@@ -15,20 +20,24 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import voices
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import pluralign
 from pluralign.core.arrays import FloatArray
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.calibration import brier_corrected
 from pluralign.theory.intervals import paired_difference
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.raters import RaterVotes
 
 TEST_FRACTION = 0.2
 
@@ -41,8 +50,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--judgments", action="store_true", help="fit to whole rankings")
+    parser.add_argument("--prompts", type=int, default=250, help="with --judgments: number of prompts")
+    parser.add_argument("--fresh", type=int, default=200, help="prompts of the sample that measures it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
+    if arguments.judgments:
+        found = []
+        for one in of_judgments(arguments):
+            found.append(one)
+            print(json.dumps(to_json(one)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
+        if arguments.json:
+            print(json.dumps(to_json(found)))
+        else:
+            Console(width=200).print(voices.table(found))
+        return
     true_prob = None
     if arguments.votes:
         votes = pluralign.load_preferences(arguments.votes)
@@ -112,6 +134,60 @@ def measure(
         "tuned_errors": errors["tuned"].tolist(), "frozen_errors": errors["frozen"].tolist(),
         "prompts": votes.prompt_index[rows].tolist(),
     }  # fmt: skip
+
+
+# --- whole rankings ---------------------------------------------------------------------------------------------------
+
+
+def of_judgments(arguments: argparse.Namespace) -> Iterator[voices.Row]:
+    """Fit frozen and trained features to rankings, and yield a row of figures for each."""
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        options = {"seed": seed, "encoder": arguments.encoder}
+        if arguments.votes:
+            votes = voices.read_votes(Path(arguments.votes), 5 * arguments.prompts)  # five people per prompt
+            rows = both_fits(votes, lambda _: {}, {**options, "test_fraction": TEST_FRACTION})
+            yield from ({"fitted to": voices.RANKINGS, "seed": seed, **row} for row in rows)
+            continue
+        fresh = voices.Fresh(voices.drawn_town(arguments.fresh, seed=seed + 1), arguments.encoder)
+        town = voices.drawn_town(arguments.prompts + voices.HELD_OUT, seed=seed)
+        sources: list[tuple[str, PreferenceSet | RaterVotes]] = [
+            (voices.RANKINGS, voices.training_votes(town, arguments.prompts)),
+            (voices.IDS, voices.with_ids(town, arguments.prompts)),
+        ]
+        for name, source in sources:
+            rows = both_fits(source, fresh.measure, options)
+            yield from ({"fitted to": name, "seed": seed, **row} for row in rows)
+
+
+def both_fits(
+    votes: PreferenceSet | RaterVotes, measured: Callable[[RewardEnsemble], voices.Row], options: dict[str, Any]
+) -> Iterator[voices.Row]:
+    """Yield the figures of a fit on frozen features and of one with trained pooling, whichever ``fit`` would use."""
+    frozen = pluralign.fit(votes, **options)
+    yield {"features": "frozen", **figures(frozen, frozen, measured)}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trained(compare: bool) -> RewardEnsemble:
+            place = Path(folder) / str(compare)
+            return pluralign.fit(votes, folder=place, pooling="attention", compare_frozen=compare, **options)
+
+        chosen = trained(compare=True)
+        choice = chosen.record.encoders
+        assert choice is not None
+        row = figures(chosen if choice.used == "tuned" else trained(compare=False), frozen, measured)
+        yield {"features": "trained pooling", **row, "used": f"{choice.used}: {choice.why}"}
+
+
+def figures(
+    ensemble: RewardEnsemble, frozen: RewardEnsemble, measured: Callable[[RewardEnsemble], voices.Row]
+) -> voices.Row:
+    """Return the figures of an ensemble, with its log P per held-out ranking minus that of the frozen ensemble."""
+    found, other = (voices.evaluation_of(one).judgments for one in (ensemble, frozen))
+    assert found is not None
+    assert other is not None
+    row: voices.Row = {**measured(ensemble), "log P": found.log_likelihood}
+    row |= {"− frozen": found.log_likelihood - other.log_likelihood, "gain": found.gain}
+    return {**row, "seconds": ensemble.record.seconds, "used": ""}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import errno
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -21,15 +22,32 @@ from conftest import WriteLines, kill_a_worker, launch, run, run_process
 from safetensors.numpy import load_file
 from tiny import camp_votes, two_camps, write_backbone, write_sentence_encoder
 
-from pluralign import DataError, FinetuneOptions, RewardEnsemble, UsageError, evaluate, export, fit, load_preferences
+from pluralign import (
+    DataError,
+    FinetuneOptions,
+    FitOptions,
+    RewardEnsemble,
+    UsageError,
+    evaluate,
+    export,
+    fit,
+    load_preferences,
+)
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.processes import ALONE, Processes
 from pluralign.learning.backbone import recipe, train
 from pluralign.learning.backbone.base import base_states, load_base
 from pluralign.learning.backbone.losses import RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.recipe import TextPairs
-from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, Training, prepare_run
-from pluralign.learning.task import decisive_options
+from pluralign.learning.backbone.train import (
+    COMPLETE_FILE,
+    FinetuneRun,
+    PairTrainer,
+    StepCallback,
+    Training,
+    prepare_run,
+)
+from pluralign.learning.task import FitWatcher, decisive_options
 from pluralign.text import loading
 from pluralign.text.classifier import classifier_rewards, model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned
@@ -140,14 +158,69 @@ def test_vote_loss_is_the_expected_error_of_drawn_votes() -> None:
     assert loss == pytest.approx(error + entropy, abs=1e-3)
 
 
+@pytest.mark.parametrize("variant", ["printed", "symmetric"])
+def test_a_member_learns_the_residual_of_the_members_before_it_from_a_head_of_its_own(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, variant: Any
+) -> None:
+    """Member j's target is p − p̂ of hard votes with weights solved anew (plus ½ if symmetric); the first one's is p."""
+    rng = np.random.default_rng(0)
+    rewards, prob_a, k = rng.standard_normal((2, 3, 40)), rng.random(40), 3
+    a, b = np.arange(40, dtype=np.int32), np.arange(40, 80, dtype=np.int32)
+    outputs = np.concatenate(rewards, axis=1).T.astype(np.float32)  # of each text, by member
+    pairs = TextPairs([(f"so {i} ?", "yes") for i in range(80)], a, b, prob_a, a)
+    tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw", fresh_head=True)
+    run = prepare_run(pairs, recipe.training_plan(a, tuning, 0, 1), Checkpoints(tmp_path, {}))
+    targets, heads = [], []
+
+    def look(run: Any, training: Training, target: Path) -> float:
+        trainer = run.trainer(training, target, None)
+        heads.append(trainer.model.score.weight.detach().numpy().copy())
+        targets.append(training.labels["target"])
+        return 0.0
+
+    monkeypatch.setattr(FinetuneRun, "train", look)
+    monkeypatch.setattr(FinetuneRun, "read", lambda _, features: outputs[:, : features.outputs])
+    monkeypatch.setattr(train, "model_identity", lambda *_: "")
+    train._stagewise(run, FitOptions(method="stagewise", variant=variant, k=k), None, FitWatcher())
+    votes = (rewards[0] > rewards[1]).T.astype(float)
+    half = 0.0 if variant == "printed" else 0.5
+    for j in range(k):
+        grid = simplex_grid(j)
+        prob_hat = min((votes[:, :j] @ weights for weights in grid), key=lambda p: ((p - prob_a) ** 2).sum(), default=0)
+        expected = prob_a if j == 0 else half + prob_a - prob_hat
+        np.testing.assert_allclose(targets[j], expected, atol=2e-3)
+    for one, other in itertools.combinations(heads, 2):
+        assert np.abs(one - other).max() > 0.01
+
+
+def simplex_grid(j: int) -> list[np.ndarray]:
+    """Return weights of up to two members in steps of .001."""
+    if j < 2:
+        return [np.ones(1)] * j
+    return [np.array([first, 1 - first]) for first in np.linspace(0, 1, 1001)]
+
+
+@pytest.mark.slow
+def test_the_script_for_gpus_compares_a_route_with_the_cpu(llama: Path) -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+    given = ["--device", "cpu", "--backbone", str(llama), "--pairs", "60", "--routes", "LoRA"]
+    done = subprocess.run([sys.executable, str(script), *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    device, route = done.stdout.splitlines()
+    assert device.startswith("device: CPU")
+    assert route.startswith("pass · LoRA: difference 0.0000 · votes changed 0.0%")
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("pairs", "batch", "steps"), [(100_000, 512, 195), (16_384, 512, 32), (1_500, 32, 47), (40, 8, 5), (3, 8, 1)]
-)
-def test_batch_size_leaves_enough_steps(pairs: int, batch: int, steps: int) -> None:
-    assert recipe.batch_and_steps(pairs) == (batch, steps)
+    ("pairs", "prompts", "batch", "steps"),
+    [(100_000, 100_000, 512, 195), (16_384, 16_384, 512, 32), (1_500, 1_500, 32, 47), (40, 40, 8, 5), (3, 3, 8, 1),
+     (1_500, 150, 128, 12), (280, 10, 256, 1)],
+)  # fmt: skip
+def test_a_step_holds_eight_prompts_and_leaves_enough_steps(pairs: int, prompts: int, batch: int, steps: int) -> None:
+    assert recipe.batch_and_steps(pairs, prompts) == (batch, steps)
 
 
 @pytest.mark.slow
@@ -178,7 +251,8 @@ def test_a_micro_batch_is_halved_when_memory_runs_out_without_changing_the_resul
 
 def test_several_processes_resume_with_the_smaller_micro_batch(tmp_path: Path, llama: Path) -> None:
     """A process cannot go on alone, so the launch ends; the next one reads half as much at once."""
-    plan = recipe.training_plan(1, FinetuneOptions(backbone=str(llama), batch_size=2, optimizer="adamw"), 0, 2)
+    tuning = FinetuneOptions(backbone=str(llama), batch_size=2, optimizer="adamw")
+    plan = recipe.training_plan(ONE_PAIR.prompt, tuning, 0, 2)
     run = prepare_run(ONE_PAIR, plan, Checkpoints(tmp_path, {}, Processes(2, rank=1)))
     run.folder.mkdir(parents=True)
     with pytest.raises(DataError, match=r"run the same command; it resumes from the last checkpoint with 4"):
@@ -464,14 +538,14 @@ def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     for gpu, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda gpu=gpu: gpu)
-        made = recipe.training_plan(100, tuning, 0, 1)
+        made = recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 1)
         assert (made.scoring, made.autocast, made.bf16_body) == (expected, gpu, False)
         assert made.arguments(tmp_path, 4, "run").bf16 == gpu
         assert recipe.choose_precision("auto") == expected
         assert recipe.choose_precision("float32") == "float32"
-        half = recipe.training_plan(100, tuning, 0, 1, "bfloat16")
+        half = recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 1, "bfloat16")
         assert (half.scoring, half.autocast, half.bf16_body) == ("bfloat16", False, True)
-        adapters = recipe.training_plan(100, replace(tuning, lora=True), 0, 1)
+        adapters = recipe.training_plan(np.arange(100, dtype=np.int32), replace(tuning, lora=True), 0, 1)
         assert adapters.bf16_body == gpu, "weights that are not trained"
 
 
@@ -491,12 +565,12 @@ def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkey
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use precision float32"):
-        recipe.training_plan(100, tuning, 0, 2, "bfloat16")
+        recipe.training_plan(np.arange(100, dtype=np.int32), tuning, 0, 2, "bfloat16")
     monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
     assert recipe.choose_precision("auto") == "float32"
     for optimizer in ("soap", "soap-one-sided"):
         with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use optimizer adamw"):
-            recipe.training_plan(100, replace(tuning, optimizer=optimizer), 0, 2)
+            recipe.training_plan(np.arange(100, dtype=np.int32), replace(tuning, optimizer=optimizer), 0, 2)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -664,7 +738,7 @@ def test_an_invalid_checkpoint_interval_is_a_usage_error(value: str, monkeypatch
 
 def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
     tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
-    run = prepare_run(ONE_PAIR, recipe.training_plan(1, tuning, 0, 1), Checkpoints(folder / "town", {}))
+    run = prepare_run(ONE_PAIR, recipe.training_plan(ONE_PAIR.prompt, tuning, 0, 1), Checkpoints(folder / "town", {}))
     labels = {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a, "weight": np.ones(1)}
     training = Training("member-0", 1, StageLoss(1.0), labels, lambda: np.zeros((1, 32)))
     return run.trainer(training, folder / "training-member-0", None)

@@ -506,8 +506,6 @@ def test_a_stated_default_gives_the_fit_without_it(quick: None, votes: Preferenc
         ({"level": "policy", "target": "votes"}, "target .* level policy"),
         ({"raters": True, "target": "votes"}, "target .* raters"),
         ({"raters": True, "method": "stagewise"}, "raters .* method stagewise"),
-        ({"raters": True, "backbone": "smollm2"}, "backbone .* raters"),
-        ({"raters": True, "pooling": "attention"}, "pooling attention .* raters"),
         ({"backbone": "x", "layers": "2"}, "layers .* backbone; .*encoder with pooling attention"),
         ({"backbone": "x", "pooling": "attention"}, "pooling .* backbone"),
         ({"backbone": "x", "folds": 3}, "folds .* backbone; leave it out"),

@@ -77,6 +77,29 @@ def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
             assert values["prompts"] == ("OUT/ensemble" if name in ("tldr", "votes.jsonl") else "prism")
 
 
+@pytest.mark.parametrize(("name", "reading"), [("multipref", ("ties", "fixed")), ("helpsteer2", ("split", "prompts"))])
+def test_votes_are_read_as_in_table_1_unless_as_published_or_told_otherwise(name: str, reading: Any) -> None:
+    option, value = reading
+    given: list[tuple[Any, Any]] = [({}, {}), ({"as_published": True}, {}), ({}, {"ties": "half"})]
+    found = [
+        recipes.experiments(name, Path(), recipes.ReproduceOptions(**own), LoadOptions(**load))[0].load
+        for own, load in given
+    ]
+    assert [getattr(one, option) for one in found] == [
+        value,
+        getattr(LoadOptions(), option),
+        {"ties": "half"}.get(option, value),
+    ]
+
+
+def test_the_order_of_pairs_is_in_the_command_and_in_its_description() -> None:
+    for order, words in {"random": "random order", "majority": "majority-first order"}.items():
+        (one,) = recipes.experiments("tldr", Path("OUT"), recipes.ReproduceOptions(orient=order), LoadOptions())  # type: ignore[arg-type]
+        fitting = one.steps[1]
+        assert dict(itertools.pairwise(fitting.command))["--orient"] == order
+        assert words in fitting.does
+
+
 def test_the_launch_with_fsdp_has_the_settings_of_the_shipped_file(tmp_path: Path) -> None:
     words = dict(itertools.pairwise(recipes.load_hardware("fsdp").launch))
     text = (Path(__file__).parents[1] / "configs" / "accelerate_fsdp.yaml").read_text()

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,26 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny import camp_votes, write_sentence_encoder
+from simulated import numeric_gradient
+from tiny import camp_votes, ranked_camps, write_sentence_encoder
 
-from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit
+from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit, load_preferences, load_rater_votes
 from pluralign.learning import frozen as frozen_fit
-from pluralign.learning import trained_pooling
-from pluralign.learning import trained_pooling as attention
+from pluralign.learning import trained_pooling, voices
 from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs
+from pluralign.learning.bradley_terry import damping_factor
 from pluralign.learning.task import FitTask
-from pluralign.learning.trained_pooling import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
+from pluralign.learning.trained_pooling import (
+    ON_JUDGMENTS,
+    ON_PAIRS,
+    AttentionNetworks,
+    JudgedLessons,
+    Lessons,
+    train_attention,
+)
+from pluralign.learning.voices import FACTORS, RankedTexts, Voices
 from pluralign.publishing.export import describe_reader, export
 from pluralign.publishing.standalone import reward_model
 from pluralign.text import bert
@@ -31,6 +41,7 @@ from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attentio
 from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.surface import NAMES
 from pluralign.text.transformer import ModelEncoder
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -40,8 +51,11 @@ QUICK: dict[str, Any] = {"k": 2, "pooling": "attention", "surface": False, "laye
 @pytest.fixture(scope="module", autouse=True)
 def quick_training() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"EPOCHS": 10, "LEARNING_RATE": 1e-2, "BATCH": 32}.items():
-            patch.setattr(trained_pooling, name, value)
+        patch.setattr(trained_pooling, "LEARNING_RATE", 1e-2)
+        patch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=10, batch=32))
+        patch.setattr(trained_pooling, "ON_JUDGMENTS", replace(ON_JUDGMENTS, networks=2))
+        patch.setattr(voices, "STRENGTHS", (0.06, 0.01))
+        patch.setattr(voices, "MANY_PROMPTS", 1)
         yield
 
 
@@ -120,7 +134,7 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((trained_pooling, "_of_networks"), (tuning, "fit_tuned_members")):
+    for target, name in ((trained_pooling, "MixtureLoss"), (tuning, "fit_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
@@ -137,9 +151,9 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
 def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noise(states: Any, pairs: Any, start: Any, *_: Any) -> Any:
-        rng, heads = np.random.default_rng(0), (trained_pooling.NETWORKS, trained_pooling.HEADS)
-        shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
+    def noise(states: Any, lessons: Any, *_: Any) -> Any:
+        rng, heads = np.random.default_rng(0), (ON_PAIRS.networks, ON_PAIRS.heads)
+        shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, lessons.rewards.shape[1])}
         return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
     monkeypatch.setattr(trained_pooling, "train_attention", noise)
@@ -164,14 +178,14 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
         folds.append([set(task.train.prompt[fold].tolist()) for fold in task.folds])
         return task
 
-    def look_at_training(states: Any, pairs: Any, *arguments: Any, **rest: Any) -> Any:
-        trained.append(set(pairs.prompt.tolist()))
-        return train(states, pairs, *arguments, **rest)
+    def look_at_training(states: Any, lessons: Any, *arguments: Any, **rest: Any) -> Any:
+        trained.append(set(lessons.pairs.prompt.tolist()))
+        return train(states, lessons, *arguments, **rest)
 
     for module in (frozen_fit, tuning):
         monkeypatch.setattr(module, "task_of", look_at_folds)
     monkeypatch.setattr(trained_pooling, "train_attention", look_at_training)
-    monkeypatch.setattr(trained_pooling, "EPOCHS", 1)
+    monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=1))
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
     _, _, tuned, frozen = folds  # the first two compare the features
     assert len(tuned) == 1
@@ -193,15 +207,18 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
         return seen[-1][2]
 
     monkeypatch.setattr(trained_pooling, "_trained_inputs", look)
-    monkeypatch.setattr(trained_pooling, "EPOCHS", 2)
+    monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=2))
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
-    ((start, vectors, (inputs_of, teacher)),) = seen
-    items, outputs = votes.items(), start.rewards.shape[1]
-    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), trained_pooling.NETWORKS, outputs)
-    rewards = start.rewards[:, None] + corrections
-    difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
+    ((start, vectors, trained),) = seen
+    items, frozen, teacher = votes.items(), start.lessons.rewards, trained.teacher
+    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), ON_PAIRS.networks, frozen.shape[1])
+    rewards = frozen[:, None] + corrections
+    mapped = start.inputs(np.delete(vectors, np.arange(8, vectors.shape[1] - len(NAMES)), axis=1))
+    squares = start.teacher.squares(mapped[items.a] - mapped[items.b])
+    damping = damping_factor(squares, teacher.damping, teacher.mean_square)
+    difference = (rewards[items.a] - rewards[items.b]) * damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
-    inputs = inputs_of(vectors)
+    inputs = trained.inputs(vectors)
     damped = teacher.damp(inputs[items.a] - inputs[items.b])
     share = (1 / (1 + np.exp(-(damped @ teacher.voices)))) @ teacher.voice_weights
     np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
@@ -237,7 +254,7 @@ def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned:
     for name, baseline in fitted.baselines.items():
         assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
     average: Any = ensemble.average_theta
-    n_trained = trained_pooling.NETWORKS * 9
+    n_trained = ON_PAIRS.networks * 9
     assert not average[-n_trained:].any()
     assert average[:-n_trained].any()
     assert np.abs(ensemble.members.theta[-n_trained:]).max() > 0
@@ -282,7 +299,7 @@ def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> 
 def test_an_automatic_precision_is_saved_as_chosen(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained_pooling, "EPOCHS", 0.2)
+    monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=0.2))
     ensemble = fit(votes, folder=tmp_path / "auto", encoder=str(encoder), **QUICK | {"precision": "auto"})
     assert isinstance(ensemble.features, TextFeatures)
     assert ensemble.features.precision in ("float32", "bfloat16")
@@ -395,7 +412,7 @@ def _without_bert(reader: ModelEncoder) -> Any:
 
 def test_saved_weights_give_the_outputs_of_the_trained_networks_up_to_a_constant() -> None:
     generator = torch.Generator().manual_seed(3)
-    networks = AttentionNetworks(8, 3, generator)
+    networks = AttentionNetworks(8, 3, replace(ON_JUDGMENTS, networks=2, dropout=0), generator)
     states, mask = torch.randn(40, 6, 8, generator=generator), torch.rand(40, 6, generator=generator) < 0.7
     mask[:, 0] = True
     networks(states, mask)  # updates the running mean and variance
@@ -424,18 +441,72 @@ def test_training_learns_which_token_counts(monkeypatch: pytest.MonkeyPatch) -> 
     a, b = np.arange(0, 600, 2, dtype=np.int32), np.arange(1, 600, 2, dtype=np.int32)
     prob_a = 1 / (1 + np.exp(-4.0 * (value[a] - value[b])))
     pairs = TextPairs([], a, b, prob_a, np.arange(300, dtype=np.int32))
-    start = FrozenMixture(np.zeros((600, 3)), np.array([0.5, 0.5]), np.ones(300))
+    lessons = Lessons(np.zeros((600, 3)), replace(ON_PAIRS, epochs=30, batch=50), pairs, np.ones(300), (0.5, 0.5))
     calls: list[tuple[int, int]] = []
-    for name, value in {"EPOCHS": 30, "LEARNING_RATE": 1e-2, "BATCH": 50}.items():
-        monkeypatch.setattr(attention, name, value)
-    weights = train_attention(states, pairs, start, 0, lambda *done: calls.append(done))
+    monkeypatch.setattr(trained_pooling, "LEARNING_RATE", 1e-2)
+    weights = train_attention(states, lessons, 0, lambda *done: calls.append(done))
     assert calls[-1] == (180, 180)
     new, expected = marked_texts(rng, 200)
     parts = {name: torch.from_numpy(np.asarray(part)) for name, part in weights.items()}
-    outputs = attention_pool(*new.padded(np.arange(200)), parts).view(200, NETWORKS, 3).mean(1)
+    outputs = attention_pool(*new.padded(np.arange(200)), parts).view(200, -1, 3).mean(1)
     mean = new.states.view(200, 4, 8)[:, :, 0].float().mean(1)
     assert np.corrcoef(outputs[:, -1], expected)[0, 1] > 0.8
     assert np.corrcoef(mean, expected)[0, 1] < 0.6
-    again = train_attention(states, pairs, start, 0)
+    again = train_attention(states, lessons, 0)
     for name, part in weights.items():
         np.testing.assert_array_equal(part, again[name])
+
+
+# --- whole judgments --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_steps_of_an_epoch_have_the_gradient_of_the_likelihood_of_all_judgments(linked: bool) -> None:
+    """With ties and incomplete rankings. A step has one prompt; linked persons have judgments on several."""
+    rng = np.random.default_rng(0)
+    prompt, sizes = rng.integers(0, 3, 14), rng.integers(2, 6, 14)
+    person = rng.integers(0, 6, 14) + (0 if linked else 6 * prompt)
+    response = np.concatenate([rng.permutation(5)[:size] for size in sizes])
+    judged = Judgments.from_scores(person, prompt, sizes, response, rng.integers(0, 4, sizes.sum()), linked=linked)
+    items = (5 * np.repeat(judged.prompt, judged.sizes) + judged.response).astype(np.int32)
+    mixture = Voices(np.eye(2), np.array([0.3, 0.7]), np.array([0.6, 0.4]), np.array(FACTORS))
+    rewards, at = rng.standard_normal((16, 2)), np.unique(items)
+
+    def log_likelihood(values: np.ndarray) -> float:
+        moved = rewards.copy()
+        moved[at] = values.reshape(-1, 2)
+        return float(mixture.by_group(RankedTexts.of(judged, items, moved)).sum())
+
+    expected = numeric_gradient(log_likelihood, rewards[at].ravel()).reshape(-1, 2)
+    lessons = JudgedLessons(rewards, replace(ON_JUDGMENTS, epochs=1, batch=1), judged, items, mixture)
+    found, total = np.zeros_like(rewards), 0.0
+    for texts, loss in lessons.batches(rng):
+        values = torch.from_numpy(rewards[texts])[:, None].requires_grad_()
+        value = loss(values, 0.0)
+        value.backward()
+        rows = np.isin(judged.prompt, np.unique(texts // 5))
+        n = RankedTexts.of(judged[rows], items[np.repeat(rows, judged.sizes)], rewards).n_choices
+        assert values.grad is not None
+        found[texts] += -n * values.grad[:, 0].numpy()
+        total -= n * float(value.detach())
+    assert lessons.steps == 3
+    np.testing.assert_allclose(found[at], expected, atol=1e-5)
+    if not linked:
+        assert total == pytest.approx(log_likelihood(rewards[at].ravel()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("raters", [False, True])
+def test_rankings_train_the_pooling_and_the_members(encoder: Path, tmp_path: Path, raters: bool) -> None:
+    rows = ranked_camps(300)
+    votes: Any = load_rater_votes(rows, "person") if raters else load_preferences(rows)
+    ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
+    record: Any = ensemble.record
+    choice = record.encoders
+    assert record.target == ("raters" if raters else "judgments")
+    assert (choice.used, choice.judgments) == ("tuned", True)
+    assert choice.why == "better on 24 validation prompts"
+    assert choice.validation_tuned < choice.validation_frozen - 0.1
+    likes = ensemble.rewards([("so ?", "tea rum"), ("so ?", "never no")])
+    assert (likes[0] > likes[1]).all()
+    export(tmp_path / "fit", tmp_path / "out")

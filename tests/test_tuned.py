@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny import camp_votes
+from tiny import camp_votes, ranked_camps
 
-from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit
+from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences
 from pluralign.cli.render.results import encoder_sentence, fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
@@ -67,9 +67,8 @@ def test_members_are_a_linear_head_on_the_states() -> None:
 
 
 @pytest.mark.slow
-def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(
-    votes: PreferenceSet, llama: Path, tmp_path: Path
-) -> None:
+def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(llama: Path, tmp_path: Path) -> None:
+    votes = camp_votes(tmp_path, 250)
     ensemble = fit(votes, folder=tmp_path / "worse", backbone=str(llama), **QUICK | {"learning_rate": 1.0})
     record: Any = ensemble.record
     choice = record.encoders
@@ -92,6 +91,17 @@ def test_tuned_model_is_kept_with_a_note_if_the_frozen_one_cannot_be_read(
     ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK)
     assert (ensemble.record.notes or [""])[-1].startswith("the frozen model was not compared: llama: it cannot be read")
     assert (tmp_path / "town" / "backbone").is_dir()
+
+
+@pytest.mark.slow
+def test_a_backbone_learns_from_counts_and_its_members_from_rankings(llama: Path, tmp_path: Path) -> None:
+    votes = load_preferences(ranked_camps(40))
+    ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), compare_frozen=False, **QUICK)
+    record = ensemble.record
+    assert record.target == "judgments"
+    assert record.encoders is not None
+    assert record.encoders.judgments
+    assert any("learned from vote counts, and only its members from" in note for note in record.notes or [])
 
 
 # --- early stopping over the stages

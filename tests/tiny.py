@@ -1,6 +1,7 @@
 """Tiny language models and tokenizers, and votes that the models can learn."""
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def camp_votes(folder: Path, prompts: int) -> PreferenceSet:
     path = folder / "camps.jsonl"
     path.write_text("\n".join(map(json.dumps, two_camps(prompts))))
     return load_preferences(str(path))
+
+
+def ranked_camps(n: int) -> list[dict[str, Any]]:
+    """Return rankings of four responses by five people: three like tea, two like rum."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(n):
+        kinds = list(itertools.product(("tea", "never"), ("rum", "no")))
+        texts = [" ".join(rng.permutation([*kind, *rng.choice(WORDS[5:10], 2)])) for kind in kinds]
+        for person in range(5):
+            liked = [4 * (("tea", "rum")[person > 2] in kind) + rng.gumbel() for kind in kinds]
+            ranking, who = np.argsort(-np.array(liked)).tolist(), person + 5 * (number % 9)
+            rows.append({"prompt": f"so {number} ?", "responses": texts, "ranking": ranking, "person": who})
+    return rows
 
 
 def write_sentence_encoder(folder: Path, **config: Any) -> Path:

@@ -370,6 +370,10 @@ class EncoderChoice:
     high: float | None = None
     outputs: TunedFit | None = None
     """The fit of ``outputs``. None for a sentence encoder."""
+    why: str = ""
+    """Why this fit is used."""
+    judgments: bool = False
+    """Whether the figures on validation prompts are −log P per judgment instead of Brier scores."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ A recipe is a file ``recipes/NAME.toml``: one for each of the paper's data sets 
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.json_values import JsonObject, from_json
-from pluralign.core.options import as_flags, changed_options, check_seed, option
+from pluralign.core.options import as_flags, changed_options, check_choices, check_seed, option, with_changes
+from pluralign.learning.options import Orient
 from pluralign.votes.options import LoadOptions
 
 RECIPES = ("multipref", "personalllm", "helpsteer2", "tldr")
@@ -22,6 +23,7 @@ ALL = "all"
 OWN = "own"
 """The recipe for other votes."""
 HARDWARE = ("one-80gb-gpu", "lora", "fsdp", "cpu")
+ORDERS = {"random": "random", "given": "the given", "majority": "majority-first"}
 BACKBONE = "BACKBONE"
 """Stands for a checkpoint that is not named."""
 RECORD_FILE = "reproduce.json"
@@ -39,16 +41,27 @@ class ReproduceOptions:
         None, "Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."
     )
     prompts: str | None = option(None, "Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
+    orient: Orient = option(
+        "random",
+        "Order of the two responses of each training pair, on which the printed loss depends: random, as given, or "
+        "majority first (as the paper's histogram of p suggests).",
+    )
+    as_published: bool = option(
+        False,
+        "Read votes as they were published, not as the paper's Table 1 does: MultiPref without ties, HelpSteer2 with "
+        "its own split.",
+    )
     tiny: bool = option(False, "Rehearse every step with few votes and a tiny random model.")
     seed: int = option(0, "Random seed.")
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_choices(self, {"orient": Orient})
         if self.backbone and self.encoder:
             raise UsageError("--backbone and --encoder cannot be combined: name one of them.")
         if self.encoder and self.hardware != HARDWARE[0]:
             raise UsageError("--hardware requires --backbone, not --encoder.")
-        if self.tiny and set(changed_options(self)) - {"tiny", "seed"}:
+        if self.tiny and set(changed_options(self)) - {"tiny", "seed", "orient"}:
             raise UsageError("--tiny creates its own prompts and model: remove the other options.")
 
 
@@ -86,6 +99,8 @@ class Recipe:
     """Id of the data set on the Hugging Face hub."""
     paper: PaperRow | None = None
     """None for votes that are not the paper's."""
+    load: Mapping[str, Any] = field(default_factory=dict)
+    """Options of reading that give the paper's Table 1."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +175,7 @@ class Experiment:
     @property
     def fit_options(self) -> JsonObject:
         """Options of ``fit`` by name; with a backbone, those of fine-tuning too."""
-        options = {**self.recipe.fit, "seed": self.options.seed}
+        options = {**self.recipe.fit, "orient": self.options.orient, "seed": self.options.seed}
         if self.options.encoder:
             return {**options, "encoder": self.options.encoder}
         backbone = {"backbone": self.options.backbone or BACKBONE}
@@ -188,7 +203,8 @@ class Experiment:
         compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
         does = {
             "inspect": f"Read the votes{compared}.",
-            "fit": f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
+            "fit": f"Train {k} members, pairs in {ORDERS[self.options.orient]} order; report the held-out Brier score "
+            "at every size, and the floor (Figure 2).",
             "generate": f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
             "diversity": "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
             "report": "Write one page with figures, member cards and case studies.",
@@ -221,8 +237,14 @@ def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOp
         ['inspect', 'fit', 'generate', 'diversity', 'report']
     """
     kind, _, copies = name.partition(":")
+
+    def reading(recipe: Recipe) -> LoadOptions:
+        own = {} if options.as_published else recipe.load
+        return with_changes(load, {name: own[name] for name in own if name not in changed_options(load)})
+
     if kind in RECIPES:
-        return [Experiment(load_recipe(kind), name, folder, options, load)]
+        recipe = load_recipe(kind)
+        return [Experiment(recipe, name, folder, options, reading(recipe))]
     if kind != ALL:
         if name == "-":
             raise UsageError("the votes are read more than once, so standard input cannot be used; name a file.")
@@ -238,5 +260,5 @@ def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOp
             raise DataError("there is no such folder", file=str(copy), remedy=remedy)
         keeps_prompts = recipe.generate["prompts"] == "prism"  # others continue held-out prompts of their own
         chosen = options if keeps_prompts else replace(options, prompts=None)
-        found.append(Experiment(recipe, f"{one}:{copy}" if copies else one, folder / one, chosen, load))
+        found.append(Experiment(recipe, f"{one}:{copy}" if copies else one, folder / one, chosen, reading(recipe)))
     return found

@@ -1,16 +1,16 @@
 """Members on features that stay as they are: of an encoder, or of a model whose fine-tuning is over.
 
 Third file of the joint fit: from features to pairs, and from members to an ensemble with its figures. ``fit_members``
-is a fit on frozen features, to counts or to judgments, ``fit_tuned_members`` one on features that were themselves
-trained on the votes. They share their steps: map features to inputs, take the training pairs, fit, measure on the
-held-out pairs. ``encoded_texts`` makes frozen features, in one process or several.
+is a fit to counts or to judgments, on frozen features or on features that were themselves trained on the votes
+(``Trained``): map features to inputs, take the training pairs, fit, measure on the held-out pairs. ``encoded_texts``
+makes frozen features, in one process or several.
 """
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,43 +41,57 @@ from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
 
-def fit_members(data: LearningData) -> tuple[RewardEnsemble, HeldOutVotes]:
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The inputs of members, if features were trained on votes."""
+
+    inputs: FeatureMap
+    """From features to inputs, such as ``feature_map(data, directions)``."""
+    validation: Mask
+    """Training pairs that the features were not trained on, ``(n_pairs,)``. All choices are made on them."""
+    n_frozen: int | None = None
+    """Number of inputs that were not trained; they come first. None: all come from a trained model."""
+    teacher: TrainedTeacher | None = None
+    """Rewards that were trained together with the features, if members learn from them."""
+
+
+def fit_members(data: LearningData, trained: Trained | None = None) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Fit an ensemble to the training pairs, or to the judgments on them, and measure it on the other pairs."""
-    inputs = feature_map(data)
-    task = task_of(data, inputs)
-    options, votes, rows = data.options, data.preferences, ~data.test_rows
-    if options.method == "stagewise":
+    inputs = trained.inputs if trained else feature_map(data)
+    task = task_of(data, inputs, trained)
+    if data.options.method == "stagewise":
         return _measured(data, inputs, task, fit_stagewise(task))
-    judged = votes.judgments if votes.knows_raters else votes.whole_judgments
-    if judged is not None and (votes.knows_raters or (options.judgments and options.target == "auto")):
-        kept = np.isin(judged.prompt, votes.prompt_index[rows])
-        if kept.any():
-            items = judged.items(votes)[np.repeat(kept, judged.sizes)]
-            ensemble, held_out = _measured(data, inputs, task, fit_judgments(task, judged[kept], items))
-            raters = judged[kept].n_persons if votes.knows_raters else None
-            return replace(ensemble, record=replace(ensemble.record, raters=raters)), held_out
-    return _measured(data, inputs, task, fit_joint(task))
+    judged = judgments_of(data.preferences, ~data.test_rows, data.options)
+    if judged is None:
+        return _measured(data, inputs, task, fit_joint(task))
+    ensemble, held_out = _measured(data, inputs, task, fit_judgments(task, *judged))
+    raters = judged[0].n_persons if data.preferences.knows_raters else None
+    return replace(ensemble, record=replace(ensemble.record, raters=raters)), held_out
 
 
-def fit_tuned_members(
-    data: LearningData, validation: Mask, inputs: FeatureMap, teacher: TrainedTeacher | None = None
-) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit a joint ensemble on features that were trained on votes, and measure it on the held-out pairs.
+def judgments_of(votes: PreferenceSet, rows: Mask, options: FitOptions) -> tuple[Judgments, IndexArray] | None:
+    """Return the judgments that a joint fit learns from; None if it learns from vote counts.
 
     Args:
-        data: the votes, with the trained features.
-        validation: training pairs that the features were not trained on, ``(n_pairs,)``. All choices are made on them.
-        inputs: the inputs of members, such as ``feature_map(data, directions)``.
-        teacher: rewards that were trained together with the features, if members learn from them.
+        votes: all votes.
+        rows: pairs whose prompts count, ``(n_pairs,)``.
+        options: how to learn.
+
+    Returns:
+        The judgments on these prompts, and the text of each of their entries.
     """
-    task = task_of(data, inputs, validation, teacher)
-    return _measured(data, inputs, task, fit_joint(task))
+    judged = votes.judgments if votes.knows_raters else votes.whole_judgments
+    if judged is None or not (votes.knows_raters or (options.judgments and options.target == "auto")):
+        return None
+    kept = np.isin(judged.prompt, votes.prompt_index[rows])
+    return (judged[kept], judged.items(votes)[np.repeat(kept, judged.sizes)]) if kept.any() else None
 
 
 # --- the steps --------------------------------------------------------------------------------------------------------
@@ -109,10 +123,8 @@ def feature_map(data: LearningData, directions: FloatArray | None = None) -> Fea
     return inputs
 
 
-def task_of(
-    data: LearningData, inputs: FeatureMap, validation: Mask | None = None, teacher: TrainedTeacher | None = None
-) -> FitTask:
-    """Return the training and held-out pairs with these inputs. Arguments as for ``fit_tuned_members``."""
+def task_of(data: LearningData, inputs: FeatureMap, trained: Trained | None = None) -> FitTask:
+    """Return the training and held-out pairs with these inputs."""
     votes, items, processes = data.preferences, data.preferences.items(), data.checkpoints.processes
     mapped = _map_features(inputs, data.features, _texts_read(votes, processes))
     pairs = Pairs(mapped, items.a, items.b, votes.prob_a, votes.prompt_index, processes)
@@ -120,7 +132,7 @@ def task_of(
     data.watcher.floor(calibration.floor(test.prob_a))
     return FitTask(
         pairs[train], data.options, data.checkpoints, data.watcher, test, votes[data.test_rows],
-        None if validation is None else validation[train], teacher,
+        *((trained.validation[train], trained.teacher, trained.n_frozen) if trained else ()),
     )  # fmt: skip
 
 

@@ -158,12 +158,11 @@ class Applies:
 APPLIES: Mapping[str, Applies] = {
     **dict.fromkeys(("variant", "orient"), Applies(method=("stagewise",))),
     **dict.fromkeys(("level", "undecided", "raters"), Applies(method=("joint",))),
-    "judgments": Applies(method=("joint",), features=("frozen",), raters=(False,)),
+    "judgments": Applies(method=("joint",), raters=(False,)),
     "target": Applies(method=("joint",), level=("vote",), raters=(False,)),
     **dict.fromkeys(("features", "folds"), Applies(features=("frozen",))),
     **dict.fromkeys(("encoder", "layers", "pooling", "surface"), Applies(features=("frozen", "attention"))),
-    "pooling attention": Applies(method=("joint",), raters=(False,)),
-    "backbone": Applies(raters=(False,)),
+    "pooling attention": Applies(method=("joint",)),
     "compare_frozen": Applies(method=("joint",), features=("attention", "backbone")),
     **dict.fromkeys(
         ("lora", "lora_rank", "optimizer", "learning_rate", "fresh_head", "epochs", "batch_size", "max_length",

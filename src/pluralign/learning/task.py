@@ -131,6 +131,8 @@ class FitTask:
     """The training pairs that form the only validation fold. None for several folds of all prompts."""
     teacher: TrainedTeacher | None = None
     """Rewards that were trained with the features; None to fit a teacher."""
+    n_frozen: int | None = None
+    """Number of inputs that were not trained on votes; they come first. None: baselines use all inputs."""
 
     @cached_property
     def folds(self) -> list[Mask]:
@@ -183,12 +185,12 @@ class FitTask:
     def baselines(self) -> dict[str, Baseline]:
         """Return every baseline, fitted to the training pairs with the same folds as the ensemble.
 
-        If features were trained with a teacher, baselines use the frozen ones, with folds of all prompts: on trained
-        inputs, which fit the votes of the training pairs too well, they would be weaker.
+        If features were trained beside frozen ones, baselines use the frozen ones, with folds of all prompts: on
+        trained inputs, which fit the votes of the training pairs too well, they would be weaker.
         """
         train, folds = self.train, self.folds
-        if self.teacher is not None:
-            train = replace(train, inputs=np.ascontiguousarray(train.inputs[:, : self.teacher.n_frozen]))
+        if self.n_frozen is not None:
+            train = replace(train, inputs=np.ascontiguousarray(train.inputs[:, : self.n_frozen]))
             folds = validation_folds(train.prompt, self.options.seed)
 
         def fit() -> dict[str, Baseline]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -24,24 +24,25 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
+from pluralign.core.options import spelled
 from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
-from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.learning.bradley_terry import TrainedTeacher
 from pluralign.learning.choose import validated_members
-from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
+from pluralign.learning.frozen import Trained, encoded_texts, feature_map, fit_members, judgments_of, task_of
 from pluralign.learning.measure import measure_fit
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Members, Pairs, scores, solve_weights, validation_units
 from pluralign.learning.stagewise import orientation
 from pluralign.learning.task import (
     MANY_PAIRS,
+    FitTask,
     FitWatcher,
     LearningData,
     choose_size,
@@ -49,15 +50,18 @@ from pluralign.learning.task import (
     decisive_options,
     with_insight,
 )
+from pluralign.learning.voices import STARTS, RankedTexts, Voices, VoicesSearch, fit_voices, mean_of
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 logger = logging.getLogger("pluralign")
 Judged: TypeAlias = tuple[RewardEnsemble, HeldOutVotes]
 """An ensemble with its record, and the held-out votes with their rewards."""
+FROM_COUNTS = "the model learned from vote counts, and only its members from whole judgments"
 AFTER_TRAINING = ("compare_frozen",)
 """Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
@@ -87,6 +91,18 @@ class TunedTask:
     def learned(self) -> Mask:
         """Pairs that features are trained on, ``(n_pairs,)``."""
         return ~self.test_rows & ~self.validation
+
+    @cached_property
+    def judged(self) -> tuple[Judgments, IndexArray] | None:
+        """The judgments on the training prompts with the text of each entry, if members learn from them."""
+        return judgments_of(self.preferences, ~self.test_rows, self.options)
+
+    def without_validation(self, name: str, one: "Candidate") -> FitTask:
+        """Return the task of a fit that makes its choices on the validation prompts and is compared there."""
+        data = self.data(one.features, one.vectors, f"{name}, without validation prompts")
+        data = replace(data, watcher=FitWatcher())
+        trained = _trained(self, data, one)
+        return task_of(data, trained.inputs, trained)
 
     def pairs(self, inputs: Array) -> Pairs:
         """Return all pairs, with the inputs of all texts."""
@@ -205,7 +221,7 @@ def _fit_backbone(task: TunedTask) -> Judged:
     if options.method == "joint":
         candidates, notes = _candidates(task, features)
         ensemble, held_out = compare(task, candidates)
-        notes = [*(ensemble.record.notes or []), *run.notes, *notes]
+        notes = [*(ensemble.record.notes or []), *run.notes, *notes, *[FROM_COUNTS] * (task.judged is not None)]
     else:
         ensemble, held_out, chosen = _fit_stages(task, features)
         settings |= chosen
@@ -231,12 +247,8 @@ class Candidate:
     """Of all texts."""
     directions: FloatArray | None = None
     """Linear functions of the features that members are combinations of, ``(d, m)``; None for all."""
-    trained: tuple[FeatureMap, TrainedTeacher] | None = None
-    """The inputs of members and their teacher, if some of the features were trained with it."""
-
-    def inputs(self, data: LearningData) -> tuple[FeatureMap, TrainedTeacher | None]:
-        """Return the inputs of members, and their teacher."""
-        return self.trained or (feature_map(data, self.directions), None)
+    trained: Trained | None = None
+    """The inputs of members, if only some of the features were trained."""
 
 
 def _candidates(task: TunedTask, model: FinetunedFeatures) -> tuple[dict[str, Candidate], list[str]]:
@@ -264,61 +276,92 @@ def compare(task: TunedTask, candidates: Mapping[str, Candidate]) -> Judged:
         candidates: ``tuned``, and ``outputs`` and ``frozen`` if they are compared.
     """
     with task.one_thread():
-        errors = {name: _validation_errors(task, name, one) for name, one in candidates.items()}
-        prompt = task.preferences.prompt_index[task.validation]
-        used = task.checkpoints.processes.agreed(lambda: choose_encoder(errors, prompt))
+        found = {name: _validation_errors(task, name, one) for name, one in candidates.items()}
+        errors, prompt = {name: one for name, (one, _) in found.items()}, found["tuned"][1]
+        used, why = task.checkpoints.processes.agreed(lambda: choose_encoder(errors, prompt))
         fits = {}
         for name, one in candidates.items():
             data = task.data(one.features, one.vectors, name)
             data = data if name == used else replace(data, watcher=FitWatcher())
-            if name == "frozen":
-                fits[name] = fit_members(data)
-            else:
-                fits[name] = fit_tuned_members(data, task.validation, *one.inputs(data))
+            fits[name] = fit_members(data, None if name == "frozen" else _trained(task, data, one))
     ensemble, held_out = fits[used]
-    return replace(ensemble, record=replace(ensemble.record, encoders=encoder_choice(used, errors, fits))), held_out
+    choice = replace(encoder_choice(used, errors, fits), why=why, judgments=task.judged is not None)
+    return replace(ensemble, record=replace(ensemble.record, encoders=choice)), held_out
 
 
-def _validation_errors(task: TunedTask, name: str, one: Candidate) -> FloatArray:
-    """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
+def _trained(task: TunedTask, data: LearningData, one: Candidate) -> Trained:
+    return one.trained or Trained(feature_map(data, one.directions), task.validation)
+
+
+def _validation_errors(task: TunedTask, name: str, one: Candidate) -> tuple[FloatArray, IndexArray]:
+    """Return the errors of members on validation prompts that they were not fitted on, with the prompts, ``(n,)``.
+
+    From counts: the squared error of each pair. From judgments: −log P of each judgment by the mixture.
 
     Members are compared, not the rewards that a model was tuned with: features on which one soft reward predicts well
     may still be poor ones for hard votes. Target and regularisation are chosen on the same prompts, for all features
     alike: elsewhere a tuned model fits the votes too well to choose there.
     """
-    data = replace(task.data(one.features, one.vectors, f"{name}, without validation prompts"), watcher=FitWatcher())
+    fit = task.without_validation(name, one)
+    if task.judged is not None:
+        voices, check = validated_voices(fit, *task.judged)
+        error = (-voices.by_group(check) / check.judgments_of_group)[check.group_of_judgment]
+        return error, check.prompt_of_group[check.group_of_judgment]
 
     def compute() -> FloatArray:
-        inputs, teacher = one.inputs(data)
-        fit = task_of(data, inputs, task.validation, teacher)
         share = validated_members(fit).prob_hat(fit.check, task.options.level)
         return squared_error(share, fit.check.prob_a)
 
-    return data.checkpoints.keep("validation", FloatArray, compute)
+    return fit.checkpoints.keep("validation", FloatArray, compute), fit.check.prompt
 
 
-def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
-    """Return the fit with the lowest error on validation prompts.
-
-    A fine-tuned model is larger on disk, and a small lead on few prompts is chance: the frozen model is used unless the
-    best of the others is better by about one standard error, paired by prompt.
+def validated_voices(task: FitTask, judgments: Judgments, items: IndexArray) -> tuple[Voices, RankedTexts]:
+    """Fit the mixture without the validation prompts, and return it with the judgments on these prompts.
 
     Args:
-        errors: squared errors of each fit on the validation pairs, ``(n,)``.
-        prompt: prompt of each validation pair, ``(n,)``.
+        task: the training pairs with one validation fold.
+        judgments: on the training prompts.
+        items: text of each of their entries, ``(n_entries,)``.
+    """
+    search, k = VoicesSearch(task, judgments, items), task.usual_size
+
+    def fit() -> Voices:
+        learn, penalties = search.parts[0][0], search.choose_penalties(k)
+        start, seed = search.fitted(0, 1, penalties).theta[:, 0], task.options.seed * STARTS
+        fits = [partial(fit_voices, learn, k, penalties, start, seed=seed + number) for number in range(STARTS)]
+        return mean_of(task.in_parallel(fits), learn.inputs)
+
+    return task.checkpoints.keep("voices", Voices, fit), search.texts(task.folds[0], linked=False)
+
+
+def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> tuple[str, str]:
+    """Return the fit with the lowest error on validation prompts, and why.
+
+    A fine-tuned model is larger on disk, and a small lead on few prompts is chance: the frozen model is used unless the
+    best of the others is better by about one standard error, paired by prompt, on at least ``ENOUGH_CLUSTERS`` prompts.
+
+    Args:
+        errors: errors of each fit on the validation prompts, ``(n,)``.
+        prompt: prompt of each error, ``(n,)``.
 
     Example:
-        >>> frozen, prompt = np.array([0.3, 0.2, 0.4, 0.3]), np.arange(4, dtype=np.int32)
-        >>> choose_encoder({"tuned": frozen - [0.1, 0.1, 0.2, 0.1], "frozen": frozen}, prompt)
-        'tuned'
-        >>> choose_encoder({"tuned": frozen - [0.3, 0.0, 0.0, -0.2], "frozen": frozen}, prompt)
+        >>> frozen, prompt = np.tile([0.3, 0.2, 0.4, 0.3], 10), np.arange(40, dtype=np.int32)
+        >>> choose_encoder({"tuned": frozen - 0.1, "frozen": frozen}, prompt)
+        ('tuned', 'better on 40 validation prompts')
+        >>> choose_encoder({"tuned": frozen - np.tile([0.3, -0.3, 0.0, 0.1], 10), "frozen": frozen}, prompt)[0]
+        'frozen'
+        >>> choose_encoder({"tuned": frozen[:9] - 0.1, "frozen": frozen[:9]}, prompt[:9])[0]
         'frozen'
     """
-    best = min(errors, key=lambda name: float(errors[name].mean()))
-    if best == "frozen" or "frozen" not in errors:
-        return best
-    better = clearly_lower(errors[best] - errors["frozen"], prompt, ONE_STANDARD_ERROR)
-    return best if better else "frozen"
+    best, n = min(errors, key=lambda name: float(errors[name].mean())), len(np.unique(prompt))
+    if "frozen" not in errors:
+        return best, "the frozen features were not compared"
+    if n < ENOUGH_CLUSTERS:
+        few = f"{n} validation prompts are too few to choose (fewer than {ENOUGH_CLUSTERS})"
+        return "frozen", f"{few}; {spelled(compare_frozen=False)} keeps the trained ones"
+    if best != "frozen" and clearly_lower(errors[best] - errors["frozen"], prompt, ONE_STANDARD_ERROR):
+        return best, f"better on {n} validation prompts"
+    return "frozen", f"training did not clearly help on {n} validation prompts"
 
 
 def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Mapping[str, Judged]) -> EncoderChoice:
@@ -326,7 +369,7 @@ def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Mapping[st
 
     Args:
         used: name of the fit that validation prompts chose.
-        errors: squared errors of each fit on the validation pairs.
+        errors: errors of each fit on the validation prompts.
         fits: the fit of each candidate.
     """
     squared, figures = {}, {}

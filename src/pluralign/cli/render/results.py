@@ -226,7 +226,7 @@ def _how_fitted(record: FitRecord) -> Iterator[str]:
 USED_MODEL = {
     "tuned": "The trained features are used.",
     "outputs": "The trained features are used, with members that combine the model's outputs.",
-    "frozen": "The frozen features are used: training did not clearly help on validation prompts.",
+    "frozen": "The frozen features are used.",
 }
 
 
@@ -252,9 +252,10 @@ def encoder_sentence(choice: EncoderChoice) -> str:
 
     validation = {name: fit.validation for name, fit in fits.items()} | {"frozen": choice.validation_frozen}
     held_out = {name: fit.test for name, fit in fits.items()} | {"frozen": choice.test_frozen}
+    measure = "−log P per judgment" if choice.judgments else "Brier score"
     lines = [
-        USED_MODEL[choice.used],
-        f"Brier score on validation prompts: {named(validation)}.",
+        USED_MODEL[choice.used].replace(".", f": {choice.why}." if choice.why else "."),
+        f"{measure} on validation prompts: {named(validation)}.",
         f"Held-out Brier score (corrected): {named(held_out)}.",
     ]
     if choice.difference is not None:

@@ -1,15 +1,19 @@
-"""Losses of fine-tuning on pairs: two for joint ensembles, one for a member of a stagewise ensemble.
+"""Losses of training: two on pairs for joint ensembles, one on whole judgments, one for a stagewise member.
 
 Each loss is a mean over pairs of terms that are fixed during a step. So a step does not depend on how its pairs are
 split over devices and micro-batches.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
+
+from pluralign.core.arrays import FloatArray
+from pluralign.learning.voices import RankedTexts, Voices
 
 TEMPERATURES = (0.3, 0.05)
 """τ of the soft votes of a fresh head at the first and the last step, relative to the spread of differences."""
@@ -109,6 +113,44 @@ class MixtureLoss:
         share = torch.sigmoid(difference[:, :-1]) @ torch.tensor(self.weights, device=difference.device)
         mixture = binary_cross_entropy(share.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE), prob_a)
         return mixture + 0.5 * binary_cross_entropy_with_logits(difference[:, -1], prob_a)
+
+
+class RankingLoss(torch.autograd.Function):
+    """Loss of a mixture of Plackett–Luce rewards on whole judgments: −log P of ``voices`` per choice.
+
+    Value and gradient are those of ``learning.voices``, in numpy. Only rewards have a gradient, not π and κ.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rewards: Any, texts: RankedTexts, voices: Voices, posterior: FloatArray | None) -> Any:
+        """Return the loss.
+
+        Args:
+            ctx: keeps the gradient.
+            rewards: of the members for the texts, ``(n_texts, k)``.
+            texts: the judgments; their inputs are not used.
+            voices: π and κ.
+            posterior: of each person, ``(k, 1, n_T, n_persons)``, if the person has judgments elsewhere too. The
+                gradient is then that of the whole likelihood. Default: from these judgments.
+        """
+        ranked = replace(texts, inputs=rewards.detach().cpu().double().numpy())
+        hypotheses, total, own = rewards_as_voices(voices).given(ranked, np.zeros((len(rewards), 1)))
+        slope, n = hypotheses.gradient(own if posterior is None else posterior), max(texts.n_choices, 1)
+        ctx.slope = torch.from_numpy(-slope / n).to(rewards)
+        return rewards.new_tensor(-total.sum() / n)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the rewards."""
+        return gradients[0] * ctx.slope, None, None, None
+
+
+ranking_loss: Any = RankingLoss.apply
+
+
+def rewards_as_voices(voices: Voices) -> Voices:
+    """Return the mixture for texts whose inputs are the rewards of the members."""
+    return replace(voices, theta=np.eye(voices.k))
 
 
 @dataclass(frozen=True)

@@ -30,25 +30,31 @@ from pluralign.votes.prompts import Item
 LARGEST_BATCH = 512
 LEAST_STEPS = 32
 """The batch is halved from 512 until an epoch has this many steps."""
-SMALLEST_BATCH = 8
+PROMPTS_PER_STEP = 8
+"""Smallest number of prompts of a step, on average. The pairs of a prompt are alike: with two prompts per step the
+held-out error was higher than with as many single pairs (docs/log.md)."""
 
 
-def batch_and_steps(n_pairs: int, batch_size: int | None = None, epochs: float = 1.0) -> tuple[int, int]:
+def batch_and_steps(
+    n_pairs: int, n_prompts: int, batch_size: int | None = None, epochs: float = 1.0
+) -> tuple[int, int]:
     """Return pairs per step, and the number of steps.
 
-    The batch is the largest power of two from 8 to 512 that gives at least 32 steps per epoch, or 8 if none does.
+    The batch is the largest power of two up to 512 that gives at least 32 steps per epoch, but no smaller than the
+    pairs of eight prompts.
 
     Args:
         n_pairs: number of training pairs.
+        n_prompts: number of their prompts.
         batch_size: pairs per step, if they are given.
         epochs: passes over the pairs.
 
     Example:
-        >>> batch_and_steps(100_000), batch_and_steps(1_500)
-        ((512, 195), (32, 47))
+        >>> batch_and_steps(100_000, 100_000), batch_and_steps(1_500, 1_500), batch_and_steps(1_500, 150)
+        ((512, 195), (32, 47), (128, 12))
     """
-    batch = batch_size or LARGEST_BATCH
-    while batch_size is None and batch > SMALLEST_BATCH and n_pairs * epochs < LEAST_STEPS * batch:
+    batch, smallest = batch_size or LARGEST_BATCH, PROMPTS_PER_STEP * n_pairs / n_prompts
+    while batch_size is None and batch // 2 >= smallest and n_pairs * epochs < LEAST_STEPS * batch:
         batch //= 2
     return batch, max(1, round(n_pairs * epochs / batch))
 
@@ -124,6 +130,7 @@ class TrainingPlan:
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=gpu,
+            ddp_find_unused_parameters=False,  # every step uses all parameters; the search would visit the whole graph
             use_cpu=not gpu,  # else it sees no other process on a machine without a GPU
             seed=self.seed,
         )
@@ -154,14 +161,14 @@ def _uses_fsdp() -> bool:
 
 
 def training_plan(
-    n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int, precision: ChosenPrecision = "float32"
+    prompt: IndexArray, tuning: FinetuneOptions, seed: int, processes: int, precision: ChosenPrecision = "float32"
 ) -> TrainingPlan:
-    """Return the plan for a number of training pairs.
+    """Return the plan for training pairs of these prompts, ``(n,)``.
 
     Raises:
         UsageError: the batch cannot be split over the processes, or optimiser or precision do not work with FSDP.
     """
-    batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
+    batch, steps = batch_and_steps(len(prompt), len(np.unique(prompt)), tuning.batch_size, tuning.epochs)
     if batch % processes:
         given = f"{processes} processes cannot share {batch} pairs per step equally"
         raise UsageError(f"{given}; change --batch-size or the number of processes.")

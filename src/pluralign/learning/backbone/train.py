@@ -499,7 +499,7 @@ def fine_tune(
     """
     options, processes = task.options, task.checkpoints.processes
     plan = recipe.training_plan(
-        len(pairs.prob_a), task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
+        pairs.prompt, task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
     )
     run = prepare_run(pairs, plan, task.checkpoints, task.progress)
     if options.method == "joint":
