@@ -323,7 +323,7 @@ SALADS = ["Yes, please, a salad!", "salad " * 9, "No.", "Perhaps; it may depend 
         {"mode": "steerable", "choices": [{"prompt": "?", "response_a": "No.", "response_b": "Yes!", "vote": "b"}]},
         {"policies": {0: Writer(responses=["Salad? A salad!"]), 1: Writer(responses=["We may plant one."])}},
     ],
-    ids=str,
+    ids=["balanced", "vote level", "distributional", "member", "choices", "policies"],
 )
 def test_refused_texts_never_win_against_others_and_have_no_share(
     ensemble: RewardEnsemble, options: dict[str, Any]
