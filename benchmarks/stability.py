@@ -2,10 +2,10 @@
 
     python benchmarks/stability.py DATA [DATA …] [--seeds 5] [--splits 1] [--set NAME=VALUE] [-o FILE] [--against FILE]
 
-DATA is anything that ``pluralign fit`` reads. Each split by prompt is fixed; only the seed of the fit varies. It decides
-the random starts, and so all that depends on them. For each split:
+DATA is anything that ``pluralign fit`` reads. Each split by prompt is fixed; only the seed of the fit varies. For each
+split:
 
-- sd: standard deviation of the corrected Brier score over seeds, with n − 1 in the denominator; range: largest − smallest;
+- sd: standard deviation of the corrected Brier score over seeds (n − 1 in the denominator); range: largest − smallest;
 - flips: share of held-out pairs on which two seeds predict different majorities, averaged over all pairs of seeds;
 - gap: largest difference of the shares that two seeds predict for a held-out pair.
 
@@ -92,7 +92,9 @@ def main() -> None:
     console = Console(width=130)
     console.print(table(rows))
     for name, one in differences.items():
-        console.print(f"{name}: squared error − earlier {one.mean:+.5f} [{one.low:+.5f}, {one.high:+.5f}]", markup=False)
+        console.print(
+            f"{name}: squared error − earlier {one.mean:+.5f} [{one.low:+.5f}, {one.high:+.5f}]", markup=False
+        )
 
 
 def read_options(assignments: Sequence[str]) -> dict[str, Any]:

@@ -118,12 +118,16 @@ def principal_directions(difference: Matrix, m: int) -> Array:
 
 def directions_with(difference: Matrix, theta: FloatArray, m: int = FEW_DIRECTIONS) -> Array:
     """Return m principal directions, and the rest of ``theta`` if they do not span it, ``(d, m)`` or ``(d, m + 1)``."""
-    leading = principal_directions(difference, m)
+    return with_rest_of(theta, principal_directions(difference, m))
+
+
+def with_rest_of(theta: FloatArray, leading: Array) -> Array:
+    """Return orthonormal directions, and the rest of ``theta`` if they do not span it, ``(d, m)`` or ``(d, m + 1)``."""
     rest = theta - leading @ (leading.T @ theta)
     length = float(np.linalg.norm(rest))
     if length <= 1e-5 * float(np.linalg.norm(theta)):  # rounding error: it would add some direction a second time
         return leading
-    return np.column_stack([leading, rest / length]).astype(difference.dtype)
+    return np.column_stack([leading, rest / length]).astype(leading.dtype)
 
 
 # --- Mixtures of Bradley–Terry rewards by EM: a baseline, and a teacher of joint ensembles.

@@ -14,14 +14,14 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.joint import BLENDS, FEW_RESTARTS, FROM_TEACHER, NAMED_BLENDS, RESTARTS, Blend, train_joint
+from pluralign.learning.joint import FEW_STARTS, NAMED_TARGETS, STARTS, TARGETS, Blend, train_joint
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
-from pluralign.learning.teacher import Teacher, fit_teacher
+from pluralign.learning.teacher import Teacher, TrainedTeacher, fit_teacher
 from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 
@@ -44,8 +44,8 @@ def fit_joint(task: FitTask) -> Fitted:
     sizes, history = history_sizes(size), list[HistoryRow]()
 
     def every_size() -> dict[int, Members]:
-        fit = partial(_train, task, task.train, teacher, target=target, bound=task.bound, restarts=RESTARTS)
-        if not policy:  # trained side by side
+        fit = partial(_train, task, task.train, teacher, target=target, bound=task.bound)
+        if not policy:
             return keep("joint", dict[int, Members], partial(fit, sizes))
         fits: dict[int, Members] = {}
         for k in sizes:
@@ -56,7 +56,7 @@ def fit_joint(task: FitTask) -> Fitted:
     def unbounded() -> Members | None:
         if options.max_disagreement == 1:
             return None
-        free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_RESTARTS)
+        free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_STARTS)
         return keep(f"unbounded-{size}", dict[int, Members], free)[size]
 
     fits: list[Callable[[], Any]] = [every_size, unbounded, task.baselines]
@@ -86,10 +86,11 @@ def validated_members(task: FitTask) -> Members:
 
 
 def choose_target(task: FitTask, teacher: Teacher) -> Target:
-    """Choose what joint members learn from: the target whose ensemble predicts the votes of validation prompts best.
+    """Choose what joint members learn from.
 
-    Every fold is held out once. At the vote level all targets are trained side by side on the rest; the policy level
-    chooses the regularisation too.
+    At the vote level the teacher in few directions is the target, unless another target clearly predicts the votes of
+    validation prompts better. The best one on the first fold is compared on the other folds too, by a paired test over
+    prompts; so the choice hardly depends on the seed. The policy level chooses the regularisation too.
 
     Args:
         task: the fit.
@@ -104,23 +105,39 @@ def choose_target(task: FitTask, teacher: Teacher) -> Target:
 
         return task.checkpoints.keep("policy-options", PolicyOptions, chosen)
     if options.target != "auto":
-        return NAMED_BLENDS[options.target]
+        return NAMED_TARGETS[options.target]
     if size == 1:
-        return FROM_TEACHER
+        return TARGETS[0]
     task.watcher.choosing("target")
 
-    def ensembles(fold: Mask) -> list[Members]:
-        learn, plans = task.train[~fold], [(size, blend) for blend in BLENDS]
-        return train_joint(
-            learn, teacher.refit(learn, options.seed), plans, seed=options.seed, bound=task.bound,
-            restarts=FEW_RESTARTS, undecided=options.undecided, short=True,
-        )  # fmt: skip
+    def errors(blends: Sequence[Blend], folds: Sequence[Mask]) -> FloatArray:
+        def ensembles(fold: Mask) -> list[Members]:
+            learn = task.train[~fold]
+            fits = partial(_train, task, learn, teacher.refit(learn, options.seed), [size], bound=task.bound)
+            return [fits(target=blend, starts=FEW_STARTS)[size] for blend in blends]
 
-    return BLENDS[task.best_on_folds("targets", task.folds, ensembles)]
+        return task.errors_on_folds("targets", folds, ensembles)
+
+    first, others = task.folds[:1], task.folds[1:]
+    found = errors(TARGETS, first)
+    best = int(np.nanargmin(np.nanmean(found, axis=0)))
+    if isinstance(teacher, TrainedTeacher) or best == 0:
+        return TARGETS[best]
+    difference = found[:, best] - found[:, 0]
+    if others:
+        found = errors([TARGETS[0], TARGETS[best]], others)
+        difference = np.where(np.isnan(difference), found[:, 1] - found[:, 0], difference)
+    return TARGETS[best if clearly_lower(difference, task.train.prompt) else 0]
 
 
 def _train(
-    task: FitTask, pairs: Pairs, teacher: Teacher, sizes: Sequence[int], target: Target, bound: float, restarts: int
+    task: FitTask,
+    pairs: Pairs,
+    teacher: Teacher,
+    sizes: Sequence[int],
+    target: Target,
+    bound: float,
+    starts: int = STARTS,
 ) -> dict[int, Members]:
     """Return an ensemble of each size fitted to ``pairs``. A single member of a vote-level fit is the teacher.
 
@@ -128,10 +145,10 @@ def _train(
         task: the fit, for its options.
         pairs: the training pairs, or those without the validation prompts.
         teacher: the teacher fitted to ``pairs``.
-        sizes: numbers of members.
+        sizes: numbers of members, the largest last.
         target: what members learn from.
         bound: the largest disagreement of a member on training pairs.
-        restarts: random starts of the vote-level fit.
+        starts: random starts of the largest ensemble of a vote-level fit.
     """
     seed, undecided = task.options.seed, task.options.undecided
     if isinstance(target, PolicyOptions):
@@ -141,9 +158,10 @@ def _train(
         theta = teacher.theta[:, None]
         votes = hard_votes(pairs.difference, theta)
         members[1] = Members(theta, *weights_and_undecided(votes, pairs.prob_a, undecided=undecided))
-    if plans := [(k, target) for k in sizes if k > 1]:
-        trained = train_joint(pairs, teacher, plans, seed=seed, bound=bound, restarts=restarts, undecided=undecided)
-        members |= {fit.k: fit for fit in trained}
+    for k in sizes:
+        if k > 1:
+            own = starts if k == sizes[-1] else min(starts, FEW_STARTS)
+            members[k] = train_joint(pairs, teacher, k, target, seed=seed, bound=bound, starts=own, undecided=undecided)
     return members
 
 
@@ -152,7 +170,7 @@ def _without_validation(task: FitTask, teacher: Teacher, target: Target, sizes: 
     learn_teacher = teacher.refit(task.learn, task.options.seed)
 
     def fit(k: int) -> dict[int, Members]:
-        members = partial(_train, task, task.learn, learn_teacher, [k], target, task.bound, FEW_RESTARTS)
+        members = partial(_train, task, task.learn, learn_teacher, [k], target, task.bound, FEW_STARTS)
         return task.checkpoints.keep(f"validation-{k}", dict[int, Members], members)
 
     fits = task.in_parallel([partial(fit, k) for k in sizes])
@@ -236,7 +254,8 @@ def choose_setting(task: FitTask) -> Setting:
         pairs = StagePairs(task, ~fold)
         return [list(pairs.members(setting, task.largest_size, task.bound))[-1] for setting in candidates]
 
-    return candidates[task.best_on_folds("search", task.folds[:SEARCH_FOLDS], ensembles)]
+    errors = task.errors_on_folds("search", task.folds[:SEARCH_FOLDS], ensembles)
+    return candidates[int(np.argmin(np.nanmean(errors, axis=0)))]
 
 
 @dataclass(frozen=True, eq=False)

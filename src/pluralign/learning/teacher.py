@@ -56,6 +56,12 @@ class Teacher:
         """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
         return sigmoid(scores(self.damp(difference), self.theta))
 
+    def leading_axes(self, m: int | None) -> Array:
+        """Return the first m leading directions and the rest of ``theta``, ``(d, m + 1)``; None for all axes."""
+        if m is None or m >= bt.FEW_DIRECTIONS:
+            return self.axes
+        return bt.with_rest_of(self.theta, self.axes[:, :m])
+
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
         return _fit(pairs, self.damping, self.mean_square, self.l2, self.voices_l2, seed)
@@ -75,6 +81,10 @@ class TrainedTeacher(Teacher):
     def squares(self, difference: Matrix) -> Array:
         """Return |d|² of each pair over the inputs that were not trained, ``(n,)``."""
         return row_squares(first_columns(difference, self.n_frozen))
+
+    def leading_axes(self, m: int | None) -> Array:  # noqa: ARG002
+        """Return all axes: the directions of the trained rewards have no order."""
+        return self.axes
 
     def refit(self, pairs: Pairs, seed: int = 0) -> "TrainedTeacher":  # noqa: ARG002
         """Return the teacher as it is."""
