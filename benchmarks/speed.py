@@ -204,7 +204,7 @@ def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
     # New pairs each time, because they cache their results.
     def joint() -> Any:
         own = replace(pairs)
-        return train_joint(own, fit_teacher(own, folds), K, FROM_TEACHER)
+        return train_joint(own, fit_teacher(own, folds, mixture=False), K, FROM_TEACHER)
 
     def stagewise() -> Any:
         return list(stages(replace(pairs).difference, votes.prob_a, K, l2=L2))

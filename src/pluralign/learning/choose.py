@@ -14,7 +14,7 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.joint import FEW_STARTS, NAMED_TARGETS, STARTS, TARGETS, Blend, train_joint
+from pluralign.learning.joint import FEW_STARTS, NAMED_TARGETS, STARTS, TARGETS, TRAINED_TARGETS, Blend, train_joint
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
@@ -88,9 +88,10 @@ def validated_members(task: FitTask) -> Members:
 def choose_target(task: FitTask, teacher: Teacher) -> Target:
     """Choose what joint members learn from.
 
-    At the vote level the teacher in few directions is the target, unless another target clearly predicts the votes of
-    validation prompts better. The best one on the first fold is compared on the other folds too, by a paired test over
-    prompts; so the choice hardly depends on the seed. The policy level chooses the regularisation too.
+    At the vote level it is the teacher in few directions, unless the votes alone, in all directions, clearly predict
+    validation prompts better: on the first fold, and by a paired test over the prompts of all folds. So the choice
+    hardly depends on the seed. On trained features it is the best target on validation prompts. The policy level
+    chooses the regularisation too.
 
     Args:
         task: the fit.
@@ -118,16 +119,15 @@ def choose_target(task: FitTask, teacher: Teacher) -> Target:
 
         return task.errors_on_folds("targets", folds, ensembles)
 
-    first, others = task.folds[:1], task.folds[1:]
-    found = errors(TARGETS, first)
-    best = int(np.nanargmin(np.nanmean(found, axis=0)))
-    if isinstance(teacher, TrainedTeacher) or best == 0:
-        return TARGETS[best]
-    difference = found[:, best] - found[:, 0]
-    if others:
-        found = errors([TARGETS[0], TARGETS[best]], others)
-        difference = np.where(np.isnan(difference), found[:, 1] - found[:, 0], difference)
-    return TARGETS[best if clearly_lower(difference, task.train.prompt) else 0]
+    if isinstance(teacher, TrainedTeacher):
+        return TRAINED_TARGETS[int(np.argmin(np.nanmean(errors(TRAINED_TARGETS, task.folds[:1]), axis=0)))]
+    found = errors(TARGETS, task.folds[:1])
+    if np.nanmean(found[:, 1] - found[:, 0]) >= 0:
+        return TARGETS[0]
+    if len(task.folds) > 1:
+        others = errors(TARGETS, task.folds[1:])
+        found = np.where(np.isnan(found), others, found)
+    return TARGETS[int(clearly_lower(found[:, 1] - found[:, 0], task.train.prompt))]
 
 
 def _train(
@@ -181,7 +181,8 @@ def _teacher(task: FitTask) -> Teacher:
     """Return the teacher of the training pairs, with its damping and regularisation chosen on the folds."""
     if task.teacher is not None:
         return task.teacher
-    fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed)
+    mixture = task.options.level == "policy" or task.options.target == "mixture"
+    fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed, mixture=mixture)
     return task.checkpoints.keep("teacher", Teacher, fit)
 
 

@@ -144,8 +144,9 @@ class Blend:
 FROM_TEACHER = Blend("teacher", 0.3, FEW_DIRECTIONS)
 FROM_MIXTURE = Blend("mixture", 0.3)
 FROM_VOTES = Blend("votes", 1.0)
-TARGETS = (FROM_TEACHER, FROM_MIXTURE, Blend("mixture", 0.0), FROM_VOTES)
-"""The targets that validation prompts choose from, the usual one first."""
+TARGETS = (FROM_TEACHER, FROM_VOTES)
+TRAINED_TARGETS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, FROM_VOTES)
+"""The targets that validation prompts choose from: on frozen features the usual one first, and on trained features."""
 NAMED_TARGETS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
 """The targets by the name of ``--target``."""
 

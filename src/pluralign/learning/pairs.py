@@ -285,8 +285,8 @@ class Members:
         return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
 
 
-MATCHES = 2
-"""Times that members are matched with those of the mean so far."""
+MATCHES = 10
+"""At most this many times members are matched with those of the mean so far."""
 
 
 def matched_orders(rewards: Sequence[Array]) -> list[npt.NDArray[np.integer[Any]]]:
@@ -306,9 +306,11 @@ def matched_orders(rewards: Sequence[Array]) -> list[npt.NDArray[np.integer[Any]
     mean, k = rewards[0], rewards[0].shape[1]
     orders: list[npt.NDArray[np.integer[Any]]] = [np.arange(k)] * len(rewards)
     for _ in range(MATCHES):
-        for number, own in enumerate(rewards):
-            correlation = np.corrcoef(mean, own, rowvar=False)[:k, k:]
-            orders[number] = linear_sum_assignment(np.nan_to_num(correlation), maximize=True)[1]
+        before = orders
+        correlations = [np.corrcoef(mean, own, rowvar=False)[:k, k:] for own in rewards]
+        orders = [linear_sum_assignment(np.nan_to_num(found), maximize=True)[1] for found in correlations]
+        if np.array_equal(before, orders):
+            break
         mean = np.mean([own[:, order] for own, order in zip(rewards, orders, strict=True)], axis=0)
     return orders
 

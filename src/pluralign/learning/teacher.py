@@ -40,8 +40,8 @@ class Teacher:
     """mean |d|² of the training pairs, the unit of damping."""
     l2: float
     """Regularisation strength of the one reward, chosen on validation prompts."""
-    voices_l2: float
-    """Regularisation strength of the mixture, chosen on validation prompts."""
+    voices_l2: float | None
+    """Regularisation strength of the mixture, chosen on validation prompts. None for a mixture of the one reward."""
 
     def squares(self, difference: Matrix) -> Array:
         """Return |d|² of each pair as damping takes it, ``(n,)``."""
@@ -144,36 +144,54 @@ def damping_factor(squares: Array, damping: float, mean_square: float) -> FloatA
 
 
 def fit_teacher(
-    pairs: Pairs, folds: Sequence[Mask], dampings: Sequence[float] = DAMPING_GRID, seed: int = 0
+    pairs: Pairs,
+    folds: Sequence[Mask],
+    dampings: Sequence[float] = DAMPING_GRID,
+    seed: int = 0,
+    *,
+    mixture: bool = True,
 ) -> Teacher:
     """Fit the teacher with the damping and regularisation that have the lowest Brier score on validation prompts.
+
+    The first fold keeps half of the dampings for the other folds.
 
     Args:
         pairs: the training pairs.
         folds: masks of validation pairs, ``(n,)`` each.
         dampings: values of c to choose from.
         seed: of the start of the mixture.
+        mixture: whether to fit the mixture too.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
     mean_square = mean_row_square(difference)
-    directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
-    errors = []
-    for damping in dampings:
+    directions = bt.principal_directions(difference, bt.FEW_DIRECTIONS)
+
+    def errors(damping: float, some: Sequence[Mask]) -> FloatArray:
         reduced = damp(difference, damping, mean_square) @ directions
-        errors.append(brier_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a, TEACHER_L2_GRID)))
-    row, column = divmod(int(np.argmin(errors)), len(TEACHER_L2_GRID))
-    damping, l2 = dampings[row], TEACHER_L2_GRID[column]
+        return brier_on_folds(prob_a, some, bt.path_shares(reduced, prob_a, TEACHER_L2_GRID))
+
+    found = {damping: errors(damping, folds[:1]) for damping in dampings}
+    if len(folds) > 1:
+        best = sorted(dampings, key=lambda damping: float(found[damping].min()))[: -(-len(dampings) // 2)]
+        n = len(folds)
+        found = {damping: found[damping] / n + errors(damping, folds[1:]) * (n - 1) / n for damping in best}
+    damping = min(found, key=lambda damping: float(found[damping].min()))
+    l2 = TEACHER_L2_GRID[int(np.argmin(found[damping]))]
+    if not mixture:
+        return _fit(pairs, damping, mean_square, l2, None, seed)
     damped = damp(difference, damping, mean_square)
     leading = damped @ bt.principal_directions(damped, bt.FEW_DIRECTIONS)
-    found = brier_on_folds(
-        prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
-    )
-    return _fit(pairs, damping, mean_square, l2, bt.FACTORS[int(np.argmin(found))] * l2, seed)
+    shares_of = bt.mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
+    factor = bt.FACTORS[int(np.argmin(brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], shares_of)))]
+    return _fit(pairs, damping, mean_square, l2, factor * l2, seed)
 
 
-def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:
+def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float | None, seed: int) -> Teacher:
     damped = damp(pairs.difference, damping, mean_square)
     theta = bt.fit_bradley_terry(damped, pairs.prob_a, l2)
     axes = bt.directions_with(damped, theta)
-    voices, weights = bt.fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
-    return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2, voices_l2)
+    voices, weights = theta[:, None], np.ones(1)
+    if voices_l2 is not None:
+        own, weights = bt.fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
+        voices = np.asarray(axes @ own)
+    return Teacher(theta, voices, weights, axes, damping, mean_square, l2, voices_l2)
