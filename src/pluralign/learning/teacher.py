@@ -164,7 +164,7 @@ def fit_teacher(
     """
     difference, prob_a = pairs.difference, pairs.prob_a
     mean_square = mean_row_square(difference)
-    directions = bt.principal_directions(difference, bt.FEW_DIRECTIONS)
+    directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
 
     def errors(damping: float, some: Sequence[Mask]) -> FloatArray:
         reduced = damp(difference, damping, mean_square) @ directions
