@@ -153,7 +153,7 @@ def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
     error = brier(ensemble.readings(held_out.difference)["vote"], truth)
     taught, taught_votes = fit_features(town.preferences, town.features, k=8, target="teacher")
     assert error < 0.8 * brier(taught.readings(taught_votes.difference)["vote"], truth)
-    assert ensemble.undecided < 0.15 < taught.undecided
+    assert ensemble.undecided < 0.2 < taught.undecided
 
 
 @pytest.mark.slow
