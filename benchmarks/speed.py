@@ -35,7 +35,7 @@ import pluralign
 from pluralign import RewardEnsemble
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.learning.bradley_terry import fit_teacher
-from pluralign.learning.joint import FROM_MIXTURE, train_joint
+from pluralign.learning.joint import FROM_MIXTURE, FROM_TEACHER, train_joint
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.scale.lines import ComparedLine, compare
@@ -204,7 +204,7 @@ def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
     # New pairs each time, because they cache their results.
     def joint() -> Any:
         own = replace(pairs)
-        return train_joint(own, fit_teacher(own, folds), [(K, FROM_MIXTURE)])
+        return train_joint(own, fit_teacher(own, folds, mixture=False), K, FROM_TEACHER)
 
     def stagewise() -> Any:
         return list(stages(replace(pairs).difference, votes.prob_a, K, l2=L2))

@@ -247,6 +247,9 @@ def test_chosen_grid_point_has_the_lowest_validation_error() -> None:
     assert max(errors.values()) > min(errors.values()) + 1e-3, "the grid points differ"
     theta = fit_bradley_terry(damp(difference, chosen.damping, chosen.mean_square), pairs.prob_a, chosen.l2)
     np.testing.assert_allclose(chosen.theta, theta, atol=1e-9)
+    alone = fit_teacher(pairs, folds, mixture=False)
+    np.testing.assert_array_equal(alone.theta, chosen.theta)
+    np.testing.assert_array_equal(alone.voices, chosen.theta[:, None])
 
 
 # --- members at the policy level --------------------------------------------------------------------------------------

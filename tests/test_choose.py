@@ -51,6 +51,11 @@ def test_settings_have_no_more_directions_than_features() -> None:
     assert len({setting.name for setting in settings(404)}) == len(settings(404))
 
 
+def test_validation_prompts_do_not_depend_on_the_seed() -> None:
+    one, other = (task(seed=seed).folds for seed in (0, 1))
+    np.testing.assert_array_equal(one, other)
+
+
 def test_chosen_setting_has_the_lowest_validation_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "L2_GRID", (1.0, 0.01))
     monkeypatch.setattr(choose, "FULL_L2_GRID", (1.0,))
@@ -148,7 +153,7 @@ def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
     error = brier(ensemble.readings(held_out.difference)["vote"], truth)
     taught, taught_votes = fit_features(town.preferences, town.features, k=8, target="teacher")
     assert error < 0.8 * brier(taught.readings(taught_votes.difference)["vote"], truth)
-    assert ensemble.undecided < 0.15 < taught.undecided
+    assert ensemble.undecided < 0.2 < taught.undecided
 
 
 @pytest.mark.slow

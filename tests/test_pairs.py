@@ -73,7 +73,7 @@ def fits(pairs: Pairs) -> dict[str, np.ndarray]:
     """Return the result of every fit."""
     folds = validation_folds(pairs.prompt, 0)
     teacher = fit_teacher(pairs, folds)
-    (joint,) = train_joint(pairs, teacher, [(3, FROM_MIXTURE)], bound=0.5, restarts=1)
+    joint = train_joint(pairs, teacher, 3, FROM_MIXTURE, bound=0.5, starts=1)
     policy = train_policy_level(pairs, teacher, 2, PolicyOptions(0.3, 0.03))
     *_, last = stages(pairs.difference, pairs.prob_a, 3, l2=0.01)
     results = {

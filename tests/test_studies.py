@@ -22,13 +22,16 @@ def test_every_fit_seed_gets_the_same_split() -> None:
     np.testing.assert_array_equal(fixed.with_split(0.2, seed=2).test_mask(), votes.test_mask(0.2, seed=2))
 
 
-def test_spreads_are_means_and_standard_deviations_per_size() -> None:
-    scores = [stability.Score(0, seed, k, 0.05 + 0.01 * seed, 1 + 0.1 * seed) for seed in range(3) for k in (2, 4)]
-    two, four = stability.spreads("seeds", scores)
-    assert (two.k, four.k, two.fits) == (2, 4, 3)
-    assert (two.ratio, two.ratio_sd, two.ratio_worst) == pytest.approx((1.1, 0.1, 1.2))
-    assert (two.brier, two.brier_sd) == pytest.approx((0.06, 0.01))
-    assert np.isnan(next(stability.spreads("splits", scores[:1])).ratio_sd)
+def test_changes_between_seeds_count_flipped_majorities_and_the_largest_gap() -> None:
+    votes = town_hall(300).preferences.with_split(0.2)
+    spread, shares = stability.measure("demo:300", votes, 0, 2, {"k": 2, "encoder": "none"})
+    flips, gap = stability.changes(shares)
+    assert flips == np.mean((shares[0] > 0.5) != (shares[1] > 0.5))
+    assert gap == np.abs(shares[0] - shares[1]).max() > 0
+    assert (spread.flips, spread.gap) == (flips, gap)
+    assert spread.sd == pytest.approx(spread.range / 2**0.5)
+    same = stability.compare(shares, shares[::-1], votes[votes.test_mask()])
+    assert (same.mean, same.high) == (0, 0)
 
 
 def test_an_ensemble_has_no_distance_from_itself_and_some_from_its_opposite(

@@ -130,12 +130,16 @@ def principal_directions(difference: Matrix, m: int) -> Array:
 
 def directions_with(difference: Matrix, theta: FloatArray, m: int = FEW_DIRECTIONS) -> Array:
     """Return m principal directions, and the rest of ``theta`` if they do not span it, ``(d, m)`` or ``(d, m + 1)``."""
-    leading = principal_directions(difference, m)
+    return with_rest_of(theta, principal_directions(difference, m))
+
+
+def with_rest_of(theta: FloatArray, leading: Array) -> Array:
+    """Return orthonormal directions, and the rest of ``theta`` if they do not span it, ``(d, m)`` or ``(d, m + 1)``."""
     rest = theta - leading @ (leading.T @ theta)
     length = float(np.linalg.norm(rest))
     if length <= 1e-5 * float(np.linalg.norm(theta)):  # rounding error: it would add some direction a second time
         return leading
-    return np.column_stack([leading, rest / length]).astype(difference.dtype)
+    return np.column_stack([leading, rest / length]).astype(leading.dtype)
 
 
 # --- Mixtures of Bradley–Terry rewards by EM: a baseline, and a teacher of joint ensembles.
@@ -237,8 +241,8 @@ class Teacher:
     """mean |d|² of the training pairs, the unit of damping."""
     l2: float
     """Regularisation strength of the one reward, chosen on validation prompts."""
-    voices_l2: float
-    """Regularisation strength of the mixture, chosen on validation prompts."""
+    voices_l2: float | None
+    """Regularisation strength of the mixture, chosen on validation prompts. None for a mixture of the one reward."""
 
     def squares(self, difference: Matrix) -> Array:
         """Return |d|² of each pair as damping takes it, ``(n,)``."""
@@ -252,6 +256,12 @@ class Teacher:
     def prob_hat(self, difference: Matrix) -> FloatArray:
         """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
         return sigmoid(scores(self.damp(difference), self.theta))
+
+    def leading_axes(self, m: int | None) -> Array:
+        """Return the first m leading directions and the rest of ``theta``, ``(d, m + 1)``; None for all axes."""
+        if m is None or m >= FEW_DIRECTIONS:
+            return self.axes
+        return with_rest_of(self.theta, self.axes[:, :m])
 
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
@@ -272,6 +282,10 @@ class TrainedTeacher(Teacher):
     def squares(self, difference: Matrix) -> Array:
         """Return |d|² of each pair over the inputs that were not trained, ``(n,)``."""
         return row_squares(first_columns(difference, self.n_frozen))
+
+    def leading_axes(self, m: int | None) -> Array:  # noqa: ARG002
+        """Return all axes: the directions of the trained rewards have no order."""
+        return self.axes
 
     def refit(self, pairs: Pairs, seed: int = 0) -> "TrainedTeacher":  # noqa: ARG002
         """Return the teacher as it is."""
@@ -331,34 +345,54 @@ def damping_factor(squares: Array, damping: float, mean_square: float) -> FloatA
 
 
 def fit_teacher(
-    pairs: Pairs, folds: Sequence[Mask], dampings: Sequence[float] = DAMPING_GRID, seed: int = 0
+    pairs: Pairs,
+    folds: Sequence[Mask],
+    dampings: Sequence[float] = DAMPING_GRID,
+    seed: int = 0,
+    *,
+    mixture: bool = True,
 ) -> Teacher:
     """Fit the teacher with the damping and regularisation that have the lowest Brier score on validation prompts.
+
+    The first fold keeps half of the dampings for the other folds.
 
     Args:
         pairs: the training pairs.
         folds: masks of validation pairs, ``(n,)`` each.
         dampings: values of c to choose from.
         seed: of the start of the mixture.
+        mixture: whether to fit the mixture too.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
     mean_square = mean_row_square(difference)
     directions = principal_directions(difference, SEARCH_DIRECTIONS)
-    errors = []
-    for damping in dampings:
+
+    def errors(damping: float, some: Sequence[Mask]) -> FloatArray:
         reduced = damp(difference, damping, mean_square) @ directions
-        errors.append(brier_on_folds(prob_a, folds, path_shares(reduced, prob_a, TEACHER_L2_GRID)))
-    row, column = divmod(int(np.argmin(errors)), len(TEACHER_L2_GRID))
-    damping, l2 = dampings[row], TEACHER_L2_GRID[column]
+        return brier_on_folds(prob_a, some, path_shares(reduced, prob_a, TEACHER_L2_GRID))
+
+    found = {damping: errors(damping, folds[:1]) for damping in dampings}
+    if len(folds) > 1:
+        best = sorted(dampings, key=lambda damping: float(found[damping].min()))[: -(-len(dampings) // 2)]
+        n = len(folds)
+        found = {damping: found[damping] / n + errors(damping, folds[1:]) * (n - 1) / n for damping in best}
+    damping = min(found, key=lambda damping: float(found[damping].min()))
+    l2 = TEACHER_L2_GRID[int(np.argmin(found[damping]))]
+    if not mixture:
+        return _fit(pairs, damping, mean_square, l2, None, seed)
     damped = damp(difference, damping, mean_square)
     leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
-    found = brier_on_folds(prob_a, folds[:SEARCH_FOLDS], mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed))
-    return _fit(pairs, damping, mean_square, l2, FACTORS[int(np.argmin(found))] * l2, seed)
+    shares_of = mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
+    factor = FACTORS[int(np.argmin(brier_on_folds(prob_a, folds[: SEARCH_FOLDS], shares_of)))]
+    return _fit(pairs, damping, mean_square, l2, factor * l2, seed)
 
 
-def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:
+def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float | None, seed: int) -> Teacher:
     damped = damp(pairs.difference, damping, mean_square)
     theta = fit_bradley_terry(damped, pairs.prob_a, l2)
     axes = directions_with(damped, theta)
-    voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
-    return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2, voices_l2)
+    voices, weights = theta[:, None], np.ones(1)
+    if voices_l2 is not None:
+        own, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
+        voices = np.asarray(axes @ own)
+    return Teacher(theta, voices, weights, axes, damping, mean_square, l2, voices_l2)

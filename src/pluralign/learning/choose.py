@@ -14,13 +14,14 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import Teacher, fit_bradley_terry, fit_teacher, principal_directions
-from pluralign.learning.joint import BLENDS, FEW_RESTARTS, FROM_TEACHER, NAMED_BLENDS, RESTARTS, Blend, train_joint
+from pluralign.learning.joint import BLENDS, Blend, FEW_RESTARTS, FEW_STARTS, FROM_TEACHER, NAMED_BLENDS, NAMED_TARGETS, RESTARTS, STARTS, TARGETS, TRAINED_TARGETS, train_joint
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
+from pluralign.learning.bradley_terry import Teacher, TrainedTeacher, fit_teacher
 from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 
@@ -43,8 +44,8 @@ def fit_joint(task: FitTask) -> Fitted:
     sizes, history = history_sizes(size), list[HistoryRow]()
 
     def every_size() -> dict[int, Members]:
-        fit = partial(_train, task, task.train, teacher, target=target, bound=task.bound, restarts=RESTARTS)
-        if not policy:  # trained side by side
+        fit = partial(_train, task, task.train, teacher, target=target, bound=task.bound)
+        if not policy:
             return keep("joint", dict[int, Members], partial(fit, sizes))
         fits: dict[int, Members] = {}
         for k in sizes:
@@ -55,7 +56,7 @@ def fit_joint(task: FitTask) -> Fitted:
     def unbounded() -> Members | None:
         if options.max_disagreement == 1:
             return None
-        free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_RESTARTS)
+        free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_STARTS)
         return keep(f"unbounded-{size}", dict[int, Members], free)[size]
 
     fits: list[Callable[[], Any]] = [every_size, unbounded, task.baselines]
@@ -85,9 +86,11 @@ def validated_members(task: FitTask) -> Members:
 
 
 def choose_target(task: FitTask, teacher: Teacher) -> Target:
-    """Choose what joint members learn from: the target whose ensemble predicts the votes of validation prompts best.
+    """Choose what joint members learn from.
 
-    Every fold is held out once. At the vote level all targets are trained side by side on the rest; the policy level
+    At the vote level it is the teacher in few directions, unless the votes alone, in all directions, clearly predict
+    validation prompts better: on the first fold, and by a paired test over the prompts of all folds. So the choice
+    hardly depends on the seed. On trained features it is the best target on validation prompts. The policy level
     chooses the regularisation too.
 
     Args:
@@ -103,23 +106,38 @@ def choose_target(task: FitTask, teacher: Teacher) -> Target:
 
         return task.checkpoints.keep("policy-options", PolicyOptions, chosen)
     if options.target != "auto":
-        return NAMED_BLENDS[options.target]
+        return NAMED_TARGETS[options.target]
     if size == 1:
-        return FROM_TEACHER
+        return TARGETS[0]
     task.watcher.choosing("target")
 
-    def ensembles(fold: Mask) -> list[Members]:
-        learn, plans = task.train[~fold], [(size, blend) for blend in BLENDS]
-        return train_joint(
-            learn, teacher.refit(learn, options.seed), plans, seed=options.seed, bound=task.bound,
-            restarts=FEW_RESTARTS, undecided=options.undecided, short=True,
-        )  # fmt: skip
+    def errors(blends: Sequence[Blend], folds: Sequence[Mask]) -> FloatArray:
+        def ensembles(fold: Mask) -> list[Members]:
+            learn = task.train[~fold]
+            fits = partial(_train, task, learn, teacher.refit(learn, options.seed), [size], bound=task.bound)
+            return [fits(target=blend, starts=FEW_STARTS)[size] for blend in blends]
 
-    return BLENDS[task.best_on_folds("targets", task.folds, ensembles)]
+        return task.errors_on_folds("targets", folds, ensembles)
+
+    if isinstance(teacher, TrainedTeacher):
+        return TRAINED_TARGETS[int(np.argmin(np.nanmean(errors(TRAINED_TARGETS, task.folds[:1]), axis=0)))]
+    found = errors(TARGETS, task.folds[:1])
+    if np.nanmean(found[:, 1] - found[:, 0]) >= 0:
+        return TARGETS[0]
+    if len(task.folds) > 1:
+        others = errors(TARGETS, task.folds[1:])
+        found = np.where(np.isnan(found), others, found)
+    return TARGETS[int(clearly_lower(found[:, 1] - found[:, 0], task.train.prompt))]
 
 
 def _train(
-    task: FitTask, pairs: Pairs, teacher: Teacher, sizes: Sequence[int], target: Target, bound: float, restarts: int
+    task: FitTask,
+    pairs: Pairs,
+    teacher: Teacher,
+    sizes: Sequence[int],
+    target: Target,
+    bound: float,
+    starts: int = STARTS,
 ) -> dict[int, Members]:
     """Return an ensemble of each size fitted to ``pairs``. A single member of a vote-level fit is the teacher.
 
@@ -127,10 +145,10 @@ def _train(
         task: the fit, for its options.
         pairs: the training pairs, or those without the validation prompts.
         teacher: the teacher fitted to ``pairs``.
-        sizes: numbers of members.
+        sizes: numbers of members, the largest last.
         target: what members learn from.
         bound: the largest disagreement of a member on training pairs.
-        restarts: random starts of the vote-level fit.
+        starts: random starts of the largest ensemble of a vote-level fit.
     """
     seed, undecided = task.options.seed, task.options.undecided
     if isinstance(target, PolicyOptions):
@@ -140,9 +158,10 @@ def _train(
         theta = teacher.theta[:, None]
         votes = hard_votes(pairs.difference, theta)
         members[1] = Members(theta, *weights_and_undecided(votes, pairs.prob_a, undecided=undecided))
-    if plans := [(k, target) for k in sizes if k > 1]:
-        trained = train_joint(pairs, teacher, plans, seed=seed, bound=bound, restarts=restarts, undecided=undecided)
-        members |= {fit.k: fit for fit in trained}
+    for k in sizes:
+        if k > 1:
+            own = starts if k == sizes[-1] else min(starts, FEW_STARTS)
+            members[k] = train_joint(pairs, teacher, k, target, seed=seed, bound=bound, starts=own, undecided=undecided)
     return members
 
 
@@ -151,7 +170,7 @@ def _without_validation(task: FitTask, teacher: Teacher, target: Target, sizes: 
     learn_teacher = teacher.refit(task.learn, task.options.seed)
 
     def fit(k: int) -> dict[int, Members]:
-        members = partial(_train, task, task.learn, learn_teacher, [k], target, task.bound, FEW_RESTARTS)
+        members = partial(_train, task, task.learn, learn_teacher, [k], target, task.bound, FEW_STARTS)
         return task.checkpoints.keep(f"validation-{k}", dict[int, Members], members)
 
     fits = task.in_parallel([partial(fit, k) for k in sizes])
@@ -162,7 +181,8 @@ def _teacher(task: FitTask) -> Teacher:
     """Return the teacher of the training pairs, with its damping and regularisation chosen on the folds."""
     if task.teacher is not None:
         return task.teacher
-    fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed)
+    mixture = task.options.level == "policy" or task.options.target == "mixture"
+    fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed, mixture=mixture)
     return task.checkpoints.keep("teacher", Teacher, fit)
 
 
@@ -235,7 +255,8 @@ def choose_setting(task: FitTask) -> Setting:
         pairs = StagePairs(task, ~fold)
         return [list(pairs.members(setting, task.largest_size, task.bound))[-1] for setting in candidates]
 
-    return candidates[task.best_on_folds("search", task.folds[:SEARCH_FOLDS], ensembles)]
+    errors = task.errors_on_folds("search", task.folds[:SEARCH_FOLDS], ensembles)
+    return candidates[int(np.argmin(np.nanmean(errors, axis=0)))]
 
 
 @dataclass(frozen=True, eq=False)

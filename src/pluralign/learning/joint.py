@@ -13,7 +13,8 @@ hard votes are then solved exactly. With a few thousand noisy pairs, these choic
 * **a teacher**. The target t blends the share it predicts, which has no vote noise, with the raw votes;
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated pairs** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: nobody voted on them;
-* **restarts, sizes and targets in one pass**; the restart with the lowest error on the training pairs is kept;
+* **the mean of many short starts**: many sets of members are equally good on the training pairs. Each start finds
+  another one, and the one with the lowest training error fits noise. Members of all starts are matched and averaged;
 * **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
@@ -31,23 +32,25 @@ import numpy.typing as npt
 from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.learning.bradley_terry import Teacher
-from pluralign.learning.pairs import Members, Pairs, cap_disagreement, hard_votes, scores
+from pluralign.learning.pairs import Members, Pairs, cap_disagreement, hard_votes, matched_orders, scores
 from pluralign.theory.calibration import brier, with_undecided
+from pluralign.learning.bradley_terry import Teacher
 from pluralign.theory.simplex import weights_and_undecided
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 Batch: TypeAlias = tuple[SingleArray, SingleArray, SingleArray]
-"""Differences d, ``(n, m)``; the share t that weighted votes should match, ``(n, n_ensembles)``; and the share p of
-people taken to prefer a, ``(n,)``."""
+"""Differences d, ``(n, m)``; the share t that weighted votes should match, ``(n, n_ensembles)`` or ``(n, 1)``; and the
+share p of people taken to prefer a, ``(n,)``."""
 
-RESTARTS = 4
-FEW_RESTARTS = 1
-"""Restarts of fits that only serve a choice or a comparison."""
-STEPS = 500
-BATCH = 4096
+STARTS, FEW_STARTS = 32, 8
+"""Starts of the ensemble, and of fits that only serve a choice, a comparison or the history."""
+STEPS = 250
+BATCH = 1024
 """Pairs per step, rotated ones included."""
-SHORT_STEPS, SHORT_BATCH = 1 / 2, 1 / 4
-"""Parts of steps and batch that serve for a choice between targets."""
+FEW_DIRECTIONS = 4
+"""Number of leading directions of the targets that use few."""
+MATCHED_PAIRS = 2048
+"""Members are matched on at most this many pairs."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
 """τ at the first and at the last step."""
@@ -100,7 +103,7 @@ class ShareLoss:
         Args:
             votes: V of the members of all ensembles, one ensemble after the other, ``(n, n_members)``.
             weights: α, ``(n_members,)``.
-            target: t, the share that weighted votes should match, ``(n, n_ensembles)``.
+            target: t, the share that weighted votes should match, ``(n, n_ensembles)`` or ``(n, 1)``.
         """
         self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
         np.matmul(votes, self.scale * self.blocks, out=self.error)
@@ -136,129 +139,123 @@ class Blend:
     source: Source
     vote_share: float
     """s; 1 for ``votes``."""
+    directions: int | None = None
+    """Number of leading directions that members use beside that of the teacher; None for all of the teacher's axes."""
 
 
-FROM_TEACHER = Blend("teacher", 0.3)
+FROM_TEACHER = Blend("teacher", 0.3, FEW_DIRECTIONS)
 FROM_MIXTURE = Blend("mixture", 0.3)
 FROM_VOTES = Blend("votes", 1.0)
-BLENDS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, Blend("mixture", 0.6), FROM_VOTES)
-"""The targets that validation prompts choose from."""
-NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
+TARGETS = (FROM_TEACHER, FROM_VOTES)
+TRAINED_TARGETS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, FROM_VOTES)
+"""The targets that validation prompts choose from: on frozen features the usual one first, and on trained features."""
+NAMED_TARGETS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
 """The targets by the name of ``--target``."""
 
 
 def train_joint(
     pairs: Pairs,
     teacher: Teacher,
-    plans: Sequence[tuple[int, Blend]],
+    k: int,
+    blend: Blend,
     *,
     seed: int = 0,
     bound: float = 1.0,
-    restarts: int = RESTARTS,
+    starts: int = STARTS,
     undecided: bool = True,
-    short: bool = False,
-) -> list[Members]:
-    """Train several ensembles for hard votes. They are independent, but share the batches.
+) -> Members:
+    """Train k members for hard votes.
 
     Args:
         pairs: the training pairs.
         teacher: the rewards that provide most of the target.
-        plans: number of members and target of each ensemble.
+        k: number of members.
+        blend: the target.
         seed: of starts and batches.
         bound: maximum training disagreement of a member; 1 sets no bound.
-        restarts: number of starts per ensemble.
+        starts: number of random starts. Their matched members are averaged.
         undecided: whether to learn an undecided share u; else u = 0, the paper's form.
-        short: take fewer steps with smaller batches, for fits that only serve a choice.
-
-    Returns:
-        The best restart of each ensemble.
     """
-    axes, blends = teacher.axes, list(dict.fromkeys(blend for _, blend in plans))
-    problem = _VoteProblem(pairs, teacher, blends)
-    repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
-    trained = _train_ensembles(problem, repeated, bound, seed, undecided, short)
-    best: list[Members] = []
-    for position, (_, blend) in enumerate(plans):
-        target, errors, fits = problem.targets[:, blends.index(blend)], [], []
-        for candidate in trained[position * restarts : (position + 1) * restarts]:
-            # The penalty keeps members near the bound; the cap enforces it.
-            anchor, x = problem.guide.astype(np.float64), problem.x
-            theta = np.column_stack([cap_disagreement(one, anchor, x, pairs.prob_a, bound) for one in candidate.T])
-            votes = hard_votes(x, theta)
-            weights, rest = weights_and_undecided(votes, target, undecided=undecided)
-            errors.append(brier(with_undecided(votes @ weights, rest), target))
-            # Also valid for undamped differences: damping changes no vote.
-            fits.append(Members(np.asarray(axes @ theta, dtype=np.float64), weights, rest))
-        best.append(fits[int(np.argmin(errors))])
-    return best
+    problem = _VoteProblem(pairs, teacher, blend)
+    anchor, x = problem.guide.astype(np.float64), problem.x
+    theta = _mean_of(_train_ensembles(problem, k, starts, bound, seed, undecided), x)
+    # The penalty keeps members near the bound; the cap enforces it.
+    theta = np.column_stack([cap_disagreement(one, anchor, x, pairs.prob_a, bound) for one in theta.T])
+    weights, rest = weights_and_undecided(hard_votes(x, theta), problem.target, undecided=undecided)
+    # Also valid for undamped differences: damping changes no vote.
+    return Members(np.asarray(problem.axes @ theta, dtype=np.float64), weights, rest)
+
+
+def _mean_of(fits: Sequence[FloatArray], x: SingleArray) -> FloatArray:
+    """Return the mean of the matched members of several fits, scaled to unit spread, ``(m, k)``."""
+    rows = x[:: -(-len(x) // MATCHED_PAIRS)]
+    orders = matched_orders([rows @ theta for theta in fits])
+    mean = np.mean([theta[:, order] for theta, order in zip(fits, orders, strict=True)], axis=0)
+    return _UnitSpread(x).scaled(mean.astype(np.float32)).astype(np.float64)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 class _VoteProblem:
-    """What all ensembles are trained on, in single precision: pairs, and the targets of pairs and of rotated pairs."""
+    """What all starts are trained on, in single precision: pairs, and the targets of pairs and of rotated pairs."""
 
-    def __init__(self, pairs: Pairs, teacher: Teacher, blends: Sequence[Blend]) -> None:
-        damped, axes = teacher.damp(pairs.difference), teacher.axes
-        self.x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
-        """Damped differences in the leading directions, ``(n, m)``."""
-        self.guide = (axes.T @ teacher.theta).astype(np.float32)
+    def __init__(self, pairs: Pairs, teacher: Teacher, blend: Blend) -> None:
+        damped = teacher.damp(pairs.difference)
+        self.axes = teacher.leading_axes(blend.directions)
+        """The directions that members use, ``(d, m)``."""
+        self.x = np.ascontiguousarray(damped @ self.axes, dtype=np.float32)
+        """Damped differences in these directions, ``(n, m)``."""
+        self.guide = (self.axes.T @ teacher.theta).astype(np.float32)
         """The one reward of the teacher, ``(m,)``."""
-        self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
-        self.with_mixture = any(blend.source == "mixture" for blend in blends)
-        rewards = scores(damped, np.column_stack([teacher.theta, teacher.voices]))
-        self.rewards = np.ascontiguousarray(rewards if self.with_mixture else rewards[:, :1], dtype=np.float32)
+        self.blend, self.weights = blend, teacher.voice_weights.astype(np.float32)
+        one = teacher.theta[:, None]
+        rewards = scores(damped, np.column_stack([one, teacher.voices]) if blend.source == "mixture" else one)
+        self.rewards = np.ascontiguousarray(rewards, dtype=np.float32)
         """Reward differences of the one reward, then of the mixture where it is needed, ``(n, 1 or 1 + n_voices)``."""
-        shares = self.shares(self.rewards.copy())
-        self.targets, self.share = self.blended(shares, pairs.prob_a), shares[0]
+        self.share, taught = self.shares(self.rewards.copy())
+        self.target = ((1 - blend.vote_share) * taught + blend.vote_share * pairs.prob_a).astype(np.float32)
 
     def shares(self, rewards: SingleArray) -> tuple[SingleArray, SingleArray]:
-        """Return the shares that the one reward and the mixture predict, ``(n,)`` each. Overwrites ``rewards``."""
+        """Return the share that the one reward predicts, and the one that members learn from without votes, ``(n,)``.
+
+        Overwrites ``rewards``. The second one is also the target of rotated pairs, on which nobody voted.
+        """
         rewards *= np.float32(0.5)
         np.tanh(rewards, out=rewards)
         rewards *= np.float32(0.5)
         rewards += np.float32(0.5)  # σ(x) = ½ + ½ tanh(x/2)
         one = rewards[:, 0]
-        return one, rewards[:, 1:] @ self.weights if self.with_mixture else one
-
-    def blended(self, shares: tuple[SingleArray, SingleArray], prob_a: FloatArray | None = None) -> SingleArray:
-        """Return one target per blend, ``(n, n_blends)``; rotated pairs have no votes and take the teacher's share."""
-        columns = []
-        for blend in self.blends:
-            share = shares[0] if blend.source != "mixture" else shares[1]
-            columns.append(share if prob_a is None else (1 - blend.vote_share) * share + blend.vote_share * prob_a)
-        return np.column_stack(columns).astype(np.float32)
+        return one, rewards[:, 1:] @ self.weights if self.blend.source == "mixture" else one
 
 
 def _train_ensembles(
-    problem: _VoteProblem, plans: Sequence[tuple[int, int]], bound: float, seed: int, undecided: bool, short: bool
+    problem: _VoteProblem, k: int, starts: int, bound: float, seed: int, undecided: bool
 ) -> list[FloatArray]:
-    """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
-    rng = random_stream(seed, JOINT)
-    sizes = [k for k, _ in plans]
-    steps, size = (int(STEPS * SHORT_STEPS), int(BATCH * SHORT_BATCH)) if short else (STEPS, BATCH)
+    """Train k members from each start, all in one pass; return the members of each, ``(m, k)``."""
+    rng, sizes = random_stream(seed, JOINT), [k] * starts
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.guide[:, None])
-    theta = _random_start(space, teacher, sizes, seed, rng)
-    # The logits of the members' weights, then that of the undecided share of each ensemble: a quarter at the start.
-    logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
-    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if undecided else -np.inf
+    # The first members are the teacher plus random directions of equal strength.
+    theta = rng.standard_normal((len(teacher), k * starts), dtype=np.float32)
+    theta = space.scaled(teacher + space.scaled(theta - teacher * space.correlation(theta, teacher)))
+    # The logits of the members' weights, then that of the undecided share of each start: a quarter at first.
+    logits = np.zeros(theta.shape[1] + starts, dtype=np.float32)
+    logits[theta.shape[1] :] = np.log(k / 3) if undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
-    l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
-    batches = _Batches(problem, [blend for _, blend in plans], size, rng)
-    gradients = VoteGradients(batches.weight, sizes, bound)
-    for step in range(steps):
-        done = step / max(steps - 1, 1)
+    batches = _Batches(problem, rng)
+    gradients = VoteGradients(np.tile(batches.weight[:, None], starts), sizes, bound)
+    for step in range(STEPS):
+        done = step / max(STEPS - 1, 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
         theta_gradient, logit_gradient = gradients(batches.draw(), theta, logits, tau)
-        tangent = space.tangent(theta_gradient, theta, l2)
+        tangent = space.tangent(theta_gradient, theta, np.float32(2 * SPREAD_L2 / k))
         theta = space.scaled(theta - theta_adam.step(tangent, rate))
         logits = logits - logit_adam.step(logit_gradient, rate)
         if bound < 1:
             theta = space.correlated(theta, teacher, np.float32(TEACHER_CORRELATION))
-    return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
+    return np.split(theta.astype(np.float64), starts, axis=1)
 
 
 class _UnitSpread:
@@ -279,7 +276,7 @@ class _UnitSpread:
         """Return the correlation of each column with the teacher ``(m, 1)``, for columns of unit spread, ``(k,)``."""
         return np.asarray((self.covariance @ teacher)[:, 0] @ theta)
 
-    def tangent(self, gradient: SingleArray, theta: SingleArray, l2: SingleArray) -> SingleArray:
+    def tangent(self, gradient: SingleArray, theta: SingleArray, l2: np.float32) -> SingleArray:
         """Return the gradient plus that of l2/2 |θ|², without the part that would change the spread."""
         normal = self.covariance @ theta
         gradient -= normal * np.einsum("mk,mk->k", theta, gradient)
@@ -293,48 +290,28 @@ class _UnitSpread:
         return np.where(correlation < least, least * teacher + np.sqrt(1 - least**2) * aside, theta)
 
 
-def _random_start(
-    space: _UnitSpread, teacher: SingleArray, sizes: Sequence[int], seed: int, rng: np.random.Generator
-) -> SingleArray:
-    """Return the first members, ``(m, sum(sizes))``: the teacher plus a random direction of equal strength.
-
-    The largest ensembles use the random numbers that they would use alone, so smaller ones beside them change nothing.
-    """
-    draws = {k: rng if k == max(sizes) else random_stream(seed, JOINT, k) for k in sizes}
-    m = len(teacher)
-    starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
-    theta = np.hstack(list(starts.values()))
-    aside = space.scaled(theta - teacher * space.correlation(theta, teacher))
-    return space.scaled(teacher + aside)
-
-
 class _Batches:
     """Batches of pairs and rotated pairs. Large arrays are reused in every step to save allocations.
 
     Args:
         problem: the pairs.
-        blends: blend of each ensemble, as an index.
-        size: pairs per batch, rotated ones included.
         rng: draws pairs and angles.
     """
 
-    def __init__(self, problem: _VoteProblem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
-        self.problem, self.blends, self.rng = problem, list(blends), rng
+    def __init__(self, problem: _VoteProblem, rng: np.random.Generator) -> None:
+        self.problem, self.rng = problem, rng
         n, m = problem.x.shape
-        raw = np.array([problem.blends[blend].vote_share == 1 for blend in self.blends])
-        self.n_rotated = 0 if raw.all() else int(size * ROTATED_SHARE)
-        n_drawn = size - self.n_rotated
+        # Rotated pairs have no votes, so votes alone are learned without them.
+        self.n_rotated = 0 if problem.blend.vote_share == 1 else int(BATCH * ROTATED_SHARE)
+        n_drawn = BATCH - self.n_rotated
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
         self.rows = np.arange(min(n, n_drawn))
         self.batch = np.empty((len(self.rows) + self.n_rotated, m), dtype=np.float32)
         self.other = np.empty((self.n_rotated, m), dtype=np.float32)
         self.drawn, self.rotated = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
         self.drawn[:] = problem.x[self.rows]
-        # Weight of each row for each ensemble. Rotated pairs have no votes, so votes alone are learned without them.
-        self.weight = np.full((len(self.batch), len(self.blends)), 1 / size, dtype=np.float32)
+        self.weight = np.full(len(self.batch), 1 / BATCH, dtype=np.float32)
         self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
-        self.weight[:, raw] = 0
-        self.weight[: len(self.rows), raw] = 1 / len(self.rows)
 
     def draw(self) -> Batch:
         """Return a batch that is valid until the next call."""
@@ -342,17 +319,18 @@ class _Batches:
         if self.resample:
             self.rows = self.rng.integers(n, size=len(self.drawn))
             np.take(problem.x, self.rows, axis=0, out=self.drawn, mode="clip")
-        first, second = self.rng.integers(n, size=(2, self.n_rotated))
-        angle = self.rng.random((self.n_rotated, 1), dtype=np.float32) * np.float32(2 * np.pi)
-        np.take(problem.x, first, axis=0, out=self.rotated, mode="clip")
-        np.take(problem.x, second, axis=0, out=self.other, mode="clip")
-        cosine, sine = np.cos(angle), np.sin(angle)
-        self.rotated *= cosine
-        self.rotated += np.multiply(self.other, sine, out=self.other)
-        mixed = problem.shares(problem.rewards[first] * cosine + problem.rewards[second] * sine)
-        target = np.concatenate([problem.targets[self.rows], problem.blended(mixed)])
-        share = np.concatenate([problem.share[self.rows], mixed[0]])
-        return self.batch, target[:, self.blends], share
+        target, share = problem.target[self.rows], problem.share[self.rows]
+        if self.n_rotated:
+            first, second = self.rng.integers(n, size=(2, self.n_rotated))
+            angle = self.rng.random((self.n_rotated, 1), dtype=np.float32) * np.float32(2 * np.pi)
+            np.take(problem.x, first, axis=0, out=self.rotated, mode="clip")
+            np.take(problem.x, second, axis=0, out=self.other, mode="clip")
+            cosine, sine = np.cos(angle), np.sin(angle)
+            self.rotated *= cosine
+            self.rotated += np.multiply(self.other, sine, out=self.other)
+            one, taught = problem.shares(problem.rewards[first] * cosine + problem.rewards[second] * sine)
+            target, share = np.concatenate([target, taught]), np.concatenate([share, one])
+        return self.batch, target[:, None], share
 
 
 class VoteGradients:

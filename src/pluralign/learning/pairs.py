@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.errors import DataError
@@ -284,6 +285,36 @@ class Members:
         return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
 
 
+MATCHES = 10
+"""At most this many times members are matched with those of the mean so far."""
+
+
+def matched_orders(rewards: Sequence[Array]) -> list[npt.NDArray[np.integer[Any]]]:
+    """Return the order of the members of each fit in which fits that started at random resemble each other most.
+
+    Members have no order. Those of each fit are matched one to one with those of the mean so far, so that the sum of
+    the correlations of their rewards is largest.
+
+    Args:
+        rewards: of the members of each fit for the same texts or pairs, ``(n, k)`` each.
+
+    Example:
+        >>> one = np.random.default_rng(0).normal(size=(9, 3))
+        >>> [order.tolist() for order in matched_orders([one, one[:, [2, 0, 1]]])]
+        [[0, 1, 2], [1, 2, 0]]
+    """
+    mean, k = rewards[0], rewards[0].shape[1]
+    orders: list[npt.NDArray[np.integer[Any]]] = [np.arange(k)] * len(rewards)
+    for _ in range(MATCHES):
+        before = orders
+        correlations = [np.corrcoef(mean, own, rowvar=False)[:k, k:] for own in rewards]
+        orders = [linear_sum_assignment(np.nan_to_num(found), maximize=True)[1] for found in correlations]
+        if np.array_equal(before, orders):
+            break
+        mean = np.mean([own[:, order] for own, order in zip(rewards, orders, strict=True)], axis=0)
+    return orders
+
+
 def validation_units(prompt: IndexArray) -> IndexArray:
     """Return the unit that goes to one side of a validation split, for each training pair, ``(n,)``.
 
@@ -297,7 +328,7 @@ def validation_units(prompt: IndexArray) -> IndexArray:
     return prompt if len(np.unique(prompt)) > 1 else np.arange(len(prompt), dtype=np.int32)
 
 
-def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
+def validation_folds(prompt: IndexArray, seed: int = 0) -> list[Mask]:
     """Return one mask of validation pairs per fold; each fold holds out a fifth of the prompts.
 
     There are 3 folds from 200 prompts on, else 5: with few prompts a single fold is too noisy. A single prompt is split
@@ -305,7 +336,7 @@ def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
 
     Args:
         prompt: prompt of each pair, ``(n,)``.
-        seed: of the random order of prompts.
+        seed: of the random order of prompts. It is not that of the fit, so that the seed does not change choices.
 
     Raises:
         DataError: there is a single pair.

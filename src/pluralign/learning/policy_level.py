@@ -66,18 +66,28 @@ def choose_policy_options(
     """
     candidates = [PolicyOptions(vote_share, l2) for vote_share in POLICY_VOTE_SHARES for l2 in POLICY_L2_GRID]
 
-    def shares_of(fold: Mask) -> Iterator[FloatArray]:
-        rest, check = pairs[~fold], pairs[fold]
-        problem = _PolicyProblem.of(rest, teacher.refit(rest, seed), k, seed)
-        for candidate in candidates:
-            theta, weights = problem.minimise(candidate, VALIDATION_STEPS)
-            yield sigmoid(scores(check.difference, theta)) @ weights
+    def errors(of: Sequence[PolicyOptions], some: Sequence[Mask]) -> FloatArray:
+        def shares_of(fold: Mask) -> Iterator[FloatArray]:
+            rest, check = pairs[~fold], pairs[fold]
+            problem = _PolicyProblem.of(rest, teacher.refit(rest, seed), k, seed)
+            for candidate in of:
+                theta, weights = problem.minimise(candidate, VALIDATION_STEPS)
+                yield sigmoid(scores(check.difference, theta)) @ weights
 
-    errors = errors_on_folds(pairs.prob_a, folds, shares_of)
-    mean = np.nanmean(errors, axis=0)
-    half = len(POLICY_L2_GRID)
-    taught, votes = int(np.argmin(mean[:half])), half + int(np.argmin(mean[half:]))
-    clear = clearly_lower(errors[:, votes] - errors[:, taught], pairs.prompt)
+        return errors_on_folds(pairs.prob_a, some, shares_of)
+
+    def best(of: Sequence[PolicyOptions], found: FloatArray, n: int) -> list[int]:
+        """Return the n best candidates of each target."""
+        order = np.argsort(np.nanmean(found, axis=0), kind="stable").tolist()
+        return [j for share in POLICY_VOTE_SHARES for j in [j for j in order if of[j].vote_share == share][:n]]
+
+    found = errors(candidates, folds[:1])
+    if len(folds) > 1:  # the first fold keeps two strengths of each target for the others
+        kept = best(candidates, found, 2)
+        candidates, found = [candidates[j] for j in kept], found[:, kept]
+        found = np.where(np.isnan(found), errors(candidates, folds[1:]), found)
+    taught, votes = best(candidates, found, 1)
+    clear = clearly_lower(found[:, votes] - found[:, taught], pairs.prompt)
     return candidates[votes if clear else taught]
 
 
@@ -134,6 +144,7 @@ class _PolicyProblem:
         if isinstance(teacher, TrainedTeacher) and k <= teacher.voices.shape[1]:
             start = np.asarray(axes.T @ teacher.voices[:, :k], dtype=np.float64)
         else:
+            assert teacher.voices_l2 is not None  # noqa: S101 - a teacher of the policy level has a mixture
             start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
         # A rotated pair has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
         rng = random_stream(seed, POLICY_LEVEL)

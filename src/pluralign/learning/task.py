@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pluralign.core.arrays import Mask, Vectors
+from pluralign.core.arrays import FloatArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import refuse_foreign
@@ -139,7 +139,7 @@ class FitTask:
         """Validation folds of the training pairs. The first one serves the choices made here."""
         if self.validation is not None:
             return [self.validation]
-        return validation_folds(self.train.prompt, self.options.seed)
+        return validation_folds(self.train.prompt)
 
     @cached_property
     def learn(self) -> Pairs:
@@ -191,7 +191,7 @@ class FitTask:
         train, folds = self.train, self.folds
         if self.n_frozen is not None:
             train = replace(train, inputs=np.ascontiguousarray(train.inputs[:, : self.n_frozen]))
-            folds = validation_folds(train.prompt, self.options.seed)
+            folds = validation_folds(train.prompt)
 
         def fit() -> dict[str, Baseline]:
             seed, report = self.options.seed, self.watcher.fitting_baseline
@@ -211,8 +211,10 @@ class FitTask:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda fit: fit(), fits))
 
-    def best_on_folds(self, name: str, folds: Sequence[Mask], ensembles: Callable[[Mask], Sequence[Members]]) -> int:
-        """Return the number of the candidate with the lowest Brier score on folds, each kept and fitted in parallel.
+    def errors_on_folds(
+        self, name: str, folds: Sequence[Mask], ensembles: Callable[[Mask], Sequence[Members]]
+    ) -> FloatArray:
+        """Return (p̂ − p)² of each training pair for each candidate; NaN in no fold. Folds are kept and run in parallel.
 
         Args:
             name: of the steps in the checkpoint.
@@ -220,15 +222,19 @@ class FitTask:
             ensembles: returns the ensemble of every candidate, fitted without a fold.
         """
 
-        def kept(number: int, fold: Mask) -> list[float]:
-            def errors() -> list[float]:
+        def kept(fold: Mask) -> FloatArray:
+            def errors() -> FloatArray:
                 check = self.train[fold]
-                return [members.brier(check, self.options.level) for members in ensembles(fold)]
+                shares = [members.prob_hat(check, self.options.level) for members in ensembles(fold)]
+                return np.column_stack([calibration.squared_error(share, check.prob_a) for share in shares])
 
-            return self.checkpoints.keep(f"{name}-{number}", list[float], errors)
+            return self.checkpoints.keep(f"{name}-{int(np.argmax(fold))}", FloatArray, errors)
 
-        found = self.in_parallel([partial(kept, number, fold) for number, fold in enumerate(folds)])
-        return int(np.argmin(np.mean(found, axis=0)))
+        found = self.in_parallel([partial(kept, fold) for fold in folds])
+        errors = np.full((len(self.train), found[0].shape[1]), np.nan)
+        for fold, error in zip(folds, found, strict=True):
+            errors[fold] = error
+        return errors
 
 
 def history_sizes(size: int) -> list[int]:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.optimize import linear_sum_assignment, minimize
+from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
@@ -36,7 +36,7 @@ from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
 from pluralign.ensemble.ensemble import VOICES
 from pluralign.ensemble.record import HistoryRow, JudgmentFigures
-from pluralign.learning.pairs import Members, cap_disagreement, hard_votes, scores
+from pluralign.learning.pairs import Members, cap_disagreement, hard_votes, matched_orders, scores
 from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.raters import NewPeople, VotesByRater, fit_choice_model, rater_groups
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
@@ -489,8 +489,6 @@ STEPS = 50
 """L-BFGS iterations. With more of them, fits follow the training judgments too closely."""
 STARTS = 6
 """Random starts whose mean is the ensemble. From 6 on their number hardly matters (docs/log.md)."""
-MATCHES = 2
-"""Times that members are matched with those of the mean so far."""
 START = 1.0
 """Spread of the random start of a member's own part, in units of reward."""
 
@@ -551,8 +549,7 @@ def fit_voices(
 def mean_of(fits: Sequence[Voices], inputs: Array) -> Voices:
     """Return the mean of mixtures that were fitted from different random starts.
 
-    Members have no order. Those of each fit are matched one to one with those of the mean so far, so that the sum of
-    the correlations of their rewards is largest. A mean reward varies less from start to start than a single one does.
+    Members are matched by ``matched_orders``. A mean reward varies less from start to start than a single one does.
     It keeps the mean spread of its parts, because people are as decisive as each fit says.
 
     Args:
@@ -560,14 +557,12 @@ def mean_of(fits: Sequence[Voices], inputs: Array) -> Voices:
         inputs: of texts, ``(n_texts, d)``.
     """
     rewards = [inputs @ fit.theta.astype(inputs.dtype) for fit in fits]
-    theta, matched = fits[0].theta, list(fits)
-    for _ in range(MATCHES):
-        of_mean = inputs @ theta.astype(inputs.dtype)
-        for number, (fit, own) in enumerate(zip(fits, rewards, strict=True)):
-            correlation = np.corrcoef(of_mean, own, rowvar=False)[: fit.k, fit.k :]
-            order = linear_sum_assignment(np.nan_to_num(correlation), maximize=True)[1]
-            matched[number] = replace(fit, theta=fit.theta[:, order], shares=fit.shares[order])
-        theta = np.mean([fit.theta for fit in matched], axis=0)
+    orders = matched_orders(rewards)
+    matched = [
+        replace(fit, theta=fit.theta[:, order], shares=fit.shares[order])
+        for fit, order in zip(fits, orders, strict=True)
+    ]
+    theta = np.mean([fit.theta for fit in matched], axis=0)
     spread = np.mean([np.std(inputs @ fit.theta.astype(inputs.dtype), axis=0) for fit in matched], axis=0)
     theta = theta * spread / np.maximum(np.std(inputs @ theta.astype(inputs.dtype), axis=0), 1e-12)
     factor_shares = np.mean([fit.factor_shares for fit in matched], axis=0)
