@@ -197,9 +197,10 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def given(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments of ``reproduce`` for a short run on the votes and with the model of a rehearsal."""
     quick = {"limit": 4, "n": 5, "max_new_tokens": 12, "prompts": "held-out"}
+    load_recipe = recipes.load_recipe
 
     def load(name: str) -> recipes.Recipe:
-        recipe = recipes.load_recipe(name)
+        recipe = load_recipe(name)
         return replace(recipe, fit={**recipe.fit, "k": 2}, generate=quick)
 
     monkeypatch.setattr(recipes, "load_recipe", load)
