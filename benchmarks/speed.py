@@ -35,7 +35,7 @@ import pluralign
 from pluralign import RewardEnsemble
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.learning.bradley_terry import fit_teacher
-from pluralign.learning.joint import FROM_MIXTURE, FROM_TEACHER, train_joint
+from pluralign.learning.joint import FROM_TEACHER, train_joint
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.scale.lines import ComparedLine, compare

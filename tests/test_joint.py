@@ -11,7 +11,15 @@ from simulated import optimality_gap, paired, swapped
 
 from pluralign.learning import joint
 from pluralign.learning.bradley_terry import Teacher, fit_teacher
-from pluralign.learning.joint import BLENDS, Blend, FROM_MIXTURE, FROM_TEACHER, FROM_VOTES, TARGETS, VoteGradients, train_joint
+from pluralign.learning.joint import (
+    FROM_MIXTURE,
+    FROM_TEACHER,
+    FROM_VOTES,
+    TARGETS,
+    Blend,
+    VoteGradients,
+    train_joint,
+)
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
 from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided

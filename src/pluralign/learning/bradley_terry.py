@@ -383,7 +383,7 @@ def fit_teacher(
     damped = damp(difference, damping, mean_square)
     leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
     shares_of = mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
-    factor = FACTORS[int(np.argmin(brier_on_folds(prob_a, folds[: SEARCH_FOLDS], shares_of)))]
+    factor = FACTORS[int(np.argmin(brier_on_folds(prob_a, folds[:SEARCH_FOLDS], shares_of)))]
     return _fit(pairs, damping, mean_square, l2, factor * l2, seed)
 
 

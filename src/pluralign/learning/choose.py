@@ -13,13 +13,26 @@ import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.ensemble.record import HistoryRow
-from pluralign.learning.bradley_terry import Teacher, fit_bradley_terry, fit_teacher, principal_directions
-from pluralign.learning.joint import BLENDS, Blend, FEW_RESTARTS, FEW_STARTS, FROM_TEACHER, NAMED_BLENDS, NAMED_TARGETS, RESTARTS, STARTS, TARGETS, TRAINED_TARGETS, train_joint
+from pluralign.learning.bradley_terry import (
+    Teacher,
+    TrainedTeacher,
+    fit_bradley_terry,
+    fit_teacher,
+    principal_directions,
+)
+from pluralign.learning.joint import (
+    FEW_STARTS,
+    NAMED_TARGETS,
+    STARTS,
+    TARGETS,
+    TRAINED_TARGETS,
+    Blend,
+    train_joint,
+)
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
-from pluralign.learning.bradley_terry import Teacher, TrainedTeacher, fit_teacher
 from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel

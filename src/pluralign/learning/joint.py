@@ -33,8 +33,6 @@ from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.learning.bradley_terry import Teacher
 from pluralign.learning.pairs import Members, Pairs, cap_disagreement, hard_votes, matched_orders, scores
-from pluralign.theory.calibration import brier, with_undecided
-from pluralign.learning.bradley_terry import Teacher
 from pluralign.theory.simplex import weights_and_undecided
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
