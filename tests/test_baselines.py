@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.special import ndtr
 from scipy.stats import ttest_1samp
 from simulated import as_array, numeric_gradient, optimality_gap, paired
 
-from pluralign.learning import baselines
-from pluralign.learning import bradley_terry as mixture
+from pluralign.learning import baselines, bradley_terry as mixture
 from pluralign.learning.baselines import FORMULAS, Baseline, fit_baselines, fit_damped, fit_undecided
 from pluralign.learning.bradley_terry import L2_GRID, fit_bradley_terry, fit_em, principal_directions
 from pluralign.learning.pairs import Differences, Pairs, hard_votes, validation_folds

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError
-from pluralign.text import classifier
-from pluralign.text import loading as batches
+from pluralign.text import classifier, loading as batches
 from pluralign.text.loading import load_model
 from pluralign.votes.prompts import Item, Message
 

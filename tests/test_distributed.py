@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import kill_a_worker, launch, printed, run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pluralign import RewardEnsemble, fit, load_preferences
 from pluralign.core.processes import ALONE, PARTS, Processes, launched_process, this_process

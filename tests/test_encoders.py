@@ -21,19 +21,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from test_classifier import write_llama
 from tiny import word_tokenizer
 
-from pluralign import RewardEnsemble, fit, town_hall
-from pluralign import encode as encode_votes
+from pluralign import RewardEnsemble, encode as encode_votes, fit, town_hall
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import cache_folder
 from pluralign.learning import joint
-from pluralign.text import loading
-from pluralign.text import transformer as cores
+from pluralign.text import loading, transformer as cores
 from pluralign.text.encoders import (
     HashingEncoder,
     TextFeatures,

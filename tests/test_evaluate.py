@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from test_classifier import write_bert, write_llama
 
 from pluralign import DataError, RewardEnsemble, UsageError, load_preferences, town_hall

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from benchmark_modules import FOLDER, benchmark
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 guard: Any = benchmark("guard")
 BOTH = guard.Benchmark([], {"rate": "higher", "cost": "lower"})

@@ -19,12 +19,10 @@ from conftest import WriteLines, run, wide
 
 from pluralign import RewardEnsemble, encode, fit, score, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.scale import jobs, shards
-from pluralign.scale import ray as ray_engine
+from pluralign.scale import jobs, ray as ray_engine, shards
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import Transform, Worker
-from pluralign.text.encoders import HashingEncoder, TextFeatures
-from pluralign.text.encoders import encode as encoded
+from pluralign.text.encoders import HashingEncoder, TextFeatures, encode as encoded
 from pluralign.text.store import stored_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Message

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import pairs_of, wide
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from simulated import concatenate
 
 from pluralign import DataError, UsageError, inspect, load_preferences, load_rater_votes, town_hall

@@ -14,10 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import pairs_of as counts
-from conftest import wide
-from hypothesis import given
-from hypothesis import strategies as st
+from conftest import pairs_of as counts, wide
+from hypothesis import given, strategies as st
 
 from pluralign import UsageError, load_preferences
 from pluralign.core.errors import DataError, MissingExtraError

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pluralign.core import processes as distributed
 from pluralign.ensemble.members import CLIP, SURFACE_GAIN, LinearMembers, fit_feature_map

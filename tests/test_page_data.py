@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import pairs_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.json_values import to_json

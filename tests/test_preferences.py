@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import pairs_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from simulated import concatenate
 
 from pluralign.core.errors import DataError, UsageError

@@ -7,14 +7,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mixtures import Matrix, all_incidences, pair_by_pair, random_mixture
 from scipy.optimize import linprog
 
 from pluralign.core.errors import UsageError
-from pluralign.theory import rankings
-from pluralign.theory import rankings as realizability
+from pluralign.theory import rankings, rankings as realizability
 
 SEEDS = st.integers(0, 100_000)
 

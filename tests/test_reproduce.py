@@ -17,8 +17,7 @@ from conftest import facts_of, printed, run
 from pluralign import DataError, LoadOptions, PreferenceSet, UsageError, town_hall
 from pluralign.cli.main import app
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.experiments import recipes
-from pluralign.experiments import reproduce as reproduction
+from pluralign.experiments import recipes, reproduce as reproduction
 from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.learning.backbone import recipe as finetuning
 

@@ -23,8 +23,7 @@ from test_remote import Reply, Request, Serve, says, serve  # noqa: F401 - a fix
 
 from pluralign import RewardEnsemble, UsageError, create_app
 from pluralign.server.limits import Limits, ServerSettings
-from pluralign.server.run import Server, startup_message, trim_memory
-from pluralign.server.run import serve as serve_ensemble
+from pluralign.server.run import Server, serve as serve_ensemble, startup_message, trim_memory
 
 
 @contextmanager

@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from simulated import optimality_gap
 
 from pluralign.theory.simplex import simplex_least_squares, weights_and_undecided

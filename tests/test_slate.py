@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 from served import Writer
 
@@ -23,12 +22,12 @@ from pluralign.answering.slate import (
     NO_MAJORITY,
     NO_MAJORITY_BY_RULE,
     NO_RIVAL,
+    consensus as consensus_of,
     instruction,
     judge_statements,
     similarity,
+    slate as slate_of,
 )
-from pluralign.answering.slate import consensus as consensus_of
-from pluralign.answering.slate import slate as slate_of
 from pluralign.cli.render.answers import answer_page
 from pluralign.text.encoders import TextFeatures, default_encoder
 from pluralign.theory.calibration import policy_prob, with_undecided

@@ -4,8 +4,7 @@ from math import log
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pluralign.text.surface import NAMES, surface_features
 

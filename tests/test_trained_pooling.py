@@ -17,9 +17,7 @@ from simulated import numeric_gradient
 from tiny import camp_votes, ranked_camps, write_sentence_encoder
 
 from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit, load_preferences, load_rater_votes
-from pluralign.learning import frozen as frozen_fit
-from pluralign.learning import trained_pooling, voices
-from pluralign.learning import tuned as tuning
+from pluralign.learning import frozen as frozen_fit, trained_pooling, tuned as tuning, voices
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.bradley_terry import damping_factor

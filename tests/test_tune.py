@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import printed, run, run_process
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 from test_remote import Reply, Request, Serve, fails, says, serve  # noqa: F401 - a fixture
 from tiny import WORDS, write_backbone

@@ -14,21 +14,17 @@ from pluralign.core.late import late
 from pluralign.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pluralign.answering.answer import Answerer as Answerer
-    from pluralign.answering.answer import answer as answer
+    from pluralign.answering.answer import Answerer as Answerer, answer as answer
     from pluralign.answering.generate import generate as generate
     from pluralign.answering.options import TuneOptions as TuneOptions
     from pluralign.answering.request import AnswerRequest as AnswerRequest
     from pluralign.answering.tune import tune as tune
-    from pluralign.core.errors import DataError as DataError
-    from pluralign.core.errors import PluralignError as PluralignError
-    from pluralign.core.errors import UsageError as UsageError
+    from pluralign.core.errors import DataError as DataError, PluralignError as PluralignError, UsageError as UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble as RewardEnsemble
     from pluralign.experiments.demo import demo as demo
     from pluralign.experiments.reproduce import reproduce as reproduce
     from pluralign.learning.fit import fit as fit
-    from pluralign.learning.options import FinetuneOptions as FinetuneOptions
-    from pluralign.learning.options import FitOptions as FitOptions
+    from pluralign.learning.options import FinetuneOptions as FinetuneOptions, FitOptions as FitOptions
     from pluralign.measuring.cards import profile as profile
     from pluralign.measuring.certificate import certify as certify
     from pluralign.measuring.diversity import diversity as diversity
@@ -37,13 +33,11 @@ if TYPE_CHECKING:
     from pluralign.measuring.rankings import rankings as rankings
     from pluralign.publishing.export import export as export
     from pluralign.publishing.report import report as report
-    from pluralign.scale.jobs import encode as encode
-    from pluralign.scale.jobs import score as score
+    from pluralign.scale.jobs import encode as encode, score as score
     from pluralign.scale.lines import compare as compare
     from pluralign.server.app import create_app as create_app
     from pluralign.server.run import serve as serve
-    from pluralign.text.options import RemoteOptions as RemoteOptions
-    from pluralign.text.options import SamplingOptions as SamplingOptions
+    from pluralign.text.options import RemoteOptions as RemoteOptions, SamplingOptions as SamplingOptions
     from pluralign.votes.load import load_preferences as load_preferences
     from pluralign.votes.options import LoadOptions as LoadOptions
     from pluralign.votes.preferences import PreferenceSet as PreferenceSet

@@ -50,8 +50,7 @@ from pluralign.measuring.cards import Profile, member_profiles
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
 from pluralign.theory.social_choice import policies
-from pluralign.votes.candidates import Candidates as CandidateList
-from pluralign.votes.candidates import candidates_of
+from pluralign.votes.candidates import Candidates as CandidateList, candidates_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")

@@ -29,8 +29,7 @@ import numpy as np
 
 from pluralign.answering.request import Encode, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
-from pluralign.text.encoders import TextFeatures
-from pluralign.text.encoders import encode as encoded
+from pluralign.text.encoders import TextFeatures, encode as encoded
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.candidates import candidates_of

@@ -22,11 +22,9 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import has_held_out, load_held_out
-from pluralign.text.causal import LocalModel
-from pluralign.text.causal import Sampler as Sampler
+from pluralign.text.causal import LocalModel, Sampler as Sampler
 from pluralign.text.options import SamplingOptions
-from pluralign.text.remote import ServerModel, language_model
-from pluralign.text.remote import as_completed as as_completed
+from pluralign.text.remote import ServerModel, as_completed as as_completed, language_model
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences

@@ -22,8 +22,7 @@ from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
-from pluralign.text.encoders import TextFeatures
-from pluralign.text.encoders import encode as encoded
+from pluralign.text.encoders import TextFeatures, encode as encoded
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid

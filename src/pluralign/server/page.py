@@ -17,8 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, Insight, worse_than_chance
-from pluralign.measuring import cards, verdicts
-from pluralign.measuring import leans as traits
+from pluralign.measuring import cards, leans as traits, verdicts
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups

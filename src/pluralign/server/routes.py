@@ -14,8 +14,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
-from pluralign.server import chat as openai_chat
-from pluralign.server import schemas
+from pluralign.server import chat as openai_chat, schemas
 from pluralign.server.chat import find_model, name_ignored
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count

@@ -180,8 +180,7 @@ class ModelEncoder:
             if own_bert and (reader := bert_reader(self.folder, self.layers, half=self.half)):
                 return reader
             import sentence_transformers
-            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-            from sentence_transformers.sentence_transformer.modules import Transformer
+            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule, Transformer
         except ImportError:
             raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own

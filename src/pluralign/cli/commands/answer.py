@@ -181,8 +181,7 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
         pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
-    from pluralign.answering.answer import Answerer
-    from pluralign.answering.answer import answer as answer_prompt
+    from pluralign.answering.answer import Answerer, answer as answer_prompt
     from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
     from pluralign.votes.load import as_choices

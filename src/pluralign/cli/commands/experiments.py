@@ -49,8 +49,7 @@ def demo(
         if file:
             refuse_foreign(file, *mark)
     from pluralign.cli.render.experiments import demo_page, votes_page
-    from pluralign.experiments.demo import demo as run_demo
-    from pluralign.experiments.demo import write_demo_report
+    from pluralign.experiments.demo import demo as run_demo, write_demo_report
     from pluralign.text.encoders import default_encoder
     from pluralign.votes.summary import inspect
     from pluralign.votes.town_hall.town_hall import town_hall
