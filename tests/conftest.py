@@ -60,7 +60,8 @@ def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pluralign import fit, town_hall
 
     path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(480).preferences, k=3, encoder="none", target="mixture", folder=path, test_fraction=0.4)
+    votes = town_hall(480).preferences
+    fit(votes, k=3, encoder="none", target="votes", seed=1, folder=path, test_fraction=0.4)  # three members that differ
     return path
 
 

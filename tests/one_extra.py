@@ -60,10 +60,10 @@ def needs(command: str, extra: str, also: str = "") -> None:
     assert f"run  pip install 'pluralign[{extra}]'{also}." in sentence, sentence
 
 
-def fit_town() -> None:
+def fit_town(notes: str = "") -> None:
     """Fit the ensemble that the other commands use, unless the folder has one. It needs no extra."""
     if not Path("town").exists():
-        works("fit demo:300 -o town --encoder hashing:32 --k 2 --target mixture --test-fraction 0.4")
+        works("fit demo:300 -o town --encoder hashing:32 --k 2 --target mixture --test-fraction 0.4", notes)
 
 
 # --- what each extra must do ------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def fit_town() -> None:
 def core() -> None:
     """Without extras: everything on hashed features; ``real_extras.py`` also runs the demo."""
     works("inspect demo:300")
-    fit_town()
+    fit_town(NO_TONE)
     works("evaluate town demo:400")
     works("certify town")
     works("prune town -o pruned")
@@ -82,7 +82,7 @@ def core() -> None:
     Path("shares.csv").write_text(",A,B,C\nA,,0.6,0.7\nB,0.4,,0.5\nC,0.3,0.5,\n")
     works("score town texts.jsonl")
     works("compare town pairs.jsonl")
-    works("profile town", NO_TONE)
+    works("profile town")
     works("answer town Tea? --candidates candidates.jsonl")
     works("rankings shares.csv")
     works("encode demo:300 -o features --encoder hashing")
@@ -127,10 +127,10 @@ def encoders() -> None:
 
     write_backbone(Path("model"))
     Path("votes.jsonl").write_text("\n".join(map(json.dumps, two_camps(40))))
-    works("fit votes.jsonl -o town --k 2 --target mixture --test-fraction 0.5")
+    works("fit votes.jsonl -o town --k 2 --target mixture --test-fraction 0.5", NO_TONE)
     works("fit votes.jsonl -o other --k 2 --target mixture --encoder model")
     works("generate prompts.jsonl -o generated.jsonl --model model -n 2 --max-new-tokens 4")
-    works("answer town Tea? --candidates candidates.jsonl", NO_TONE)
+    works("answer town Tea? --candidates candidates.jsonl")
     works("answer town 'tea ?' --model model -n 3 --max-new-tokens 4")
     needs("serve town", "server")
     needs("tune town votes.jsonl -o policies --model model", "finetune")

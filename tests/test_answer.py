@@ -411,7 +411,7 @@ def test_rankings_on_some_prompts_steer_the_answer_to_another(
             assert found.steering is not None
             before, after = (np.array(found.steering.path[step]) for step in (0, -1))
             assert before == pytest.approx(0.9 * ensemble.weights)
-            assert after[member] > 1.5 * before[member]
+            assert after[member] > 1.1 * before[member]
             assert found.steering.why.startswith("its favourite is yours in 5 of your 5 choices")
             assert found.answers[0].text == favourite_text(ensemble, member)
 

@@ -471,7 +471,7 @@ def test_terminal_output_shows_majority_shares(tmp_path: Path, votes: Preference
     text = " ".join(page.stdout.split())
     for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "Majority share",
                   "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0 (hard votes)",
-                  "of contested or even pairs", "predicting ½ for every pair"):  # fmt: skip
+                  "predicting ½ for every pair"):  # fmt: skip
         assert words in text, words
     assert "Members" not in text
     shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)

@@ -65,7 +65,7 @@ def with_voices(data: dict[str, Any]) -> dict[str, Any]:
 def test_voices_have_bars_and_link_to_their_cards(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=with_voices)
     rows = [plain(text).split("\n") for text in texts_of(page, "#insight li")]
-    line = "wants lists; alone likes “x”"
+    line = "wants lists; alone prefers “x”"
     names = [f"<b>Voice {j}</b>" for j in range(3)]
     assert [[part for part in row if part] for row in rows] == [
         [share, name, line] for share, name in zip(("50 %", "30 %", "20 %"), names, strict=True)

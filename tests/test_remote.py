@@ -558,7 +558,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, small_f
     models = ("--model", "parrot", "--distill", "raven", "--base-url", server.url)
     facts = facts_of("answer", small_folder, "Tea?", *models)
     assert facts["candidates"] == 2
-    assert facts["notes"][0].endswith("gave 2 distinct responses, not 8")
+    assert any(note.endswith("gave 2 distinct responses, not 8") for note in facts["notes"])
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")

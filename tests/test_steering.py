@@ -99,7 +99,7 @@ def test_the_answer_has_the_most_expected_wins(ensemble: RewardEnsemble) -> None
 
 def test_the_pair_to_ask_next_separates_the_likely_members(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     votes, ensemble = held_out.preferences, replace(ensemble, choice_model=MEMBERS)
-    candidates = [str(text) for text in votes.responses[:6]]
+    candidates = [str(text) for text in votes.responses[:20]]
     found, alone = (
         answer(ensemble, str(votes.prompts[0]), texts, "steerable", choices=votes[:3]).steering
         for texts in (candidates, candidates[:1])
@@ -120,18 +120,18 @@ def test_an_answer_says_what_choices_changed_and_what_the_next_one_decides(
         return [{**one, "vote": "a" if first else "b"} for one, first in zip(texts, choices.votes_a, strict=True)]
 
     ensemble, votes = replace(ensemble, undecided=0.0, choice_model=MEMBERS), held_out.preferences
-    prompt, candidates = str(votes.prompts[0]), [str(text) for text in votes.responses[:6]]
+    prompt, candidates = str(votes.prompts[0]), [str(text) for text in votes.responses[:20]]
     changed = set()
     for member in range(ensemble.k):
         choices = choices_of_member(ensemble, votes, member)
-        found = answer(ensemble, prompt, candidates, "steerable", choices=choices[:4])
+        found = answer(ensemble, prompt, candidates, "steerable", choices=choices[:9])
         assert found.steering is not None
         assert found.steering.ask is not None
         ask, now = found.steering.ask, found.answers[0].text
         changed.add(now != found.steering.before)
         for letter, then in (("a", ask.answer_a), ("b", ask.answer_b)):
             last = {"prompt": prompt, "response_a": ask.response_a, "response_b": ask.response_b, "vote": letter}
-            rows = [*as_rows(choices[:4]), last]
+            rows = [*as_rows(choices[:9]), last]
             assert answer(ensemble, prompt, candidates, "steerable", choices=rows).answers[0].text == then
     assert True in changed
 

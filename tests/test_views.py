@@ -101,7 +101,7 @@ def test_figures_of_a_view_come_from_the_testing_half() -> None:
             assert 20 <= view.prompts <= view.lean.pairs
             member = np.sign(of_camps().held_out.difference[:, camp])
             shares = [float((x * member)[of].mean()) for of in rows]
-            assert min(abs(share - view.lean.own) for share in shares) < 0.25  # without the control for length
+            assert min(abs(share - view.lean.own) for share in shares) < 0.3  # without the control for length
 
 
 def test_quotes_carry_the_phrase_where_most_members_disagree() -> None:

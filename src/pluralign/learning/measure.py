@@ -263,7 +263,7 @@ def read_ensemble(
         baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst, plain)
     predictor = ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name)
     judged, found = preferences.judgments, None
-    if judged is not None and ensemble.k > 1 and VOICES in ensemble.baselines:
+    if judged is not None and VOICES in ensemble.baselines and len(ensemble.baselines[VOICES]["shares"]) > 1:
         found = judgment_figures(ensemble.baselines, judged, judged.items(preferences), inputs)
     return replace(predictor, rewards=rewards, judged=found), baselines
 

@@ -303,16 +303,23 @@ def matched_orders(rewards: Sequence[Array]) -> list[npt.NDArray[np.integer[Any]
         >>> [order.tolist() for order in matched_orders([one, one[:, [2, 0, 1]]])]
         [[0, 1, 2], [1, 2, 0]]
     """
-    mean, k = rewards[0], rewards[0].shape[1]
-    orders: list[npt.NDArray[np.integer[Any]]] = [np.arange(k)] * len(rewards)
+    mean = rewards[0]
+    orders: list[npt.NDArray[np.integer[Any]]] = [np.arange(mean.shape[1])] * len(rewards)
+    units = [_unit_columns(own) for own in rewards]
     for _ in range(MATCHES):
         before = orders
-        correlations = [np.corrcoef(mean, own, rowvar=False)[:k, k:] for own in rewards]
-        orders = [linear_sum_assignment(np.nan_to_num(found), maximize=True)[1] for found in correlations]
+        of_mean = _unit_columns(mean)
+        orders = [linear_sum_assignment(of_mean.T @ own, maximize=True)[1] for own in units]
         if np.array_equal(before, orders):
             break
         mean = np.mean([own[:, order] for own, order in zip(rewards, orders, strict=True)], axis=0)
     return orders
+
+
+def _unit_columns(values: Array) -> Array:
+    """Return columns with mean 0 and length 1, so that products are correlations; constant columns are 0."""
+    centred = values - values.mean(axis=0)
+    return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=0), 1e-12))
 
 
 def validation_units(prompt: IndexArray) -> IndexArray:

@@ -41,7 +41,7 @@ from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.raters import NewPeople, VotesByRater, fit_choice_model, rater_groups
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_temperature, history_sizes
 from pluralign.theory.calibration import sigmoid
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clearly_lower, clustered_interval
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel, tied_first
 from pluralign.theory.simplex import simplex_least_squares, weights_and_undecided
 from pluralign.votes.judgments import Judgments
@@ -758,15 +758,10 @@ class VoicesSearch:
         return Penalties.of(own, single)
 
     def choose_size(self, penalties: Penalties) -> int:
-        """Return the smallest k whose log likelihood is within one standard error of the best."""
+        """Return the smallest k whose log likelihood is not clearly lower than the best one, by a paired test."""
         found = {k: self.log_likelihood(k, penalties) for k in AUTO_SIZES}
-        best = max(found, key=lambda k: float(found[k].sum()))
-
-        def as_good(k: int) -> bool:
-            lost = found[best] - found[k]
-            return float(lost.sum()) <= float(np.std(lost) * len(lost) ** 0.5)
-
-        return min(k for k in found if as_good(k))
+        best = max(found.values(), key=lambda one: float(one.sum()))
+        return min(k for k, one in found.items() if not clearly_lower(one - best, np.arange(len(best))))
 
     def nuisance_texts(self) -> list[RankedTexts]:
         """Return judgments on some validation prompts of each fold, ``NUISANCE_JUDGMENTS`` in all."""
