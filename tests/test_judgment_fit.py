@@ -394,7 +394,7 @@ UP, DOWN, ALL_TIE = [0, 1, 2], [2, 1, 0], [[0, 1, 2]]
     [
         pytest.param(lambda: judged(6, ALL_TIE, ALL_TIE), {}, id="all tie"),
         pytest.param(lambda: judged(2, UP), {"k": 8}, id="fewer judgments than members"),
-        pytest.param(lambda: judged(5, UP, DOWN), {"k": "auto", "level": "policy"}, id="five prompts"),
+        pytest.param(lambda: judged(5, UP, DOWN), {"k": 3, "level": "policy"}, id="five prompts"),
         pytest.param(pair_votes_of_one_person, {}, id="one person's pairs"),
         pytest.param(lambda: concatenate([judged(1, UP), counted(4)]), {}, id="none in training"),
         pytest.param(lambda: concatenate([judged(1, UP), counted(4)]), {"seed": 1}, id="none held out"),
