@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,55 @@ def test_benchmarks_in_the_docs_have_these_options() -> None:
             for option in re.findall(r"--[a-z-]+", rest):
                 keyword = f"{option[2:].replace('-', '_')}="
                 assert f'"{option}"' in source or keyword in source, (name(page), script, option)
+
+
+CURRENT = [page for page in PAGES if page.name not in ("CHANGELOG.md", "log.md")]  # those name what existed once
+OF_OTHERS = set(
+    re.findall(
+        r"[\w-]+",
+        """
+        --version --install-completion --show-completion --nproc-per-node --nnodes --cpu --runner --convert --build-arg
+        --max-loras --max-lora-rank --no-deps --reward
+        weights_only HF_ENDPOINT THP_MEM_ALLOC_ENABLE TENSORBOARD_LOGGING_DIR TORCH_INDEX PoolerConfig PoolingParams
+        remote_rm_url remote_url truncate_prompt_tokens proxy_buffering num_processes base_model_name winner_tie
+        extract_anthropic_prompt three_most_similar_preferences habermas_rankings docs_build
+        ONEDNN_MAX_CPU_ISA AVX512_CORE_BF16
+        """,
+    )
+)
+"""Options and names of other programs and data sets."""
+
+
+def quoted(page: Path) -> list[str]:
+    """Code in quotes, and the commands in blocks."""
+    lines = re.findall(r"^(?:pluralign|python benchmarks/).*", page.read_text(), flags=re.MULTILINE)
+    return [*re.findall(r"`([^`\n]+)`", page.read_text()), *lines]
+
+
+def test_options_in_the_docs_exist() -> None:
+    import typer.main
+
+    from pluralign.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    of = {name: {o for p in one.params for o in [*p.opts, *p.secondary_opts]} for name, one in group.commands.items()}
+    every = set().union(*of.values())
+    for page in CURRENT:
+        for code in quoted(page):
+            if "benchmarks/" not in code:
+                first = code.removeprefix("pluralign ").split(" ")[0]
+                options = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*\b(?!-)", code))
+                assert options <= of.get(first, every) | OF_OTHERS | {"--help"}, (name(page), code)
+
+
+def test_fields_and_classes_in_the_docs_exist() -> None:
+    files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.*")]
+    texts = (path.read_text() for path in files if path.suffix in (".py", ".js", ".toml", ".html"))
+    known = {word for text in texts for word in re.findall(r"\w+", text)} | {path.stem for path in files} | OF_OTHERS
+    for page in CURRENT:
+        words = {word for code in quoted(page) for word in re.findall(r"(?<![\w/-])(?!test_)[A-Za-z]\w*", code)}
+        missing = {word for word in words if "_" in word or re.match("[A-Z][a-z]+[A-Z]", word)} - known
+        assert missing == set(), name(page)
 
 
 def test_every_command_and_every_room_has_its_section() -> None:
