@@ -87,7 +87,7 @@ def test_a_card_leaves_out_a_floor_that_was_not_measured(ensemble: RewardEnsembl
     assert "can score below the floor" in " ".join(measured.split())
     assert "| floor |" not in unknown
     assert "can score below the floor" not in " ".join(unknown.split())
-    assert "2–3 votes per pair cannot measure the floor, so it is not compared." in unknown
+    assert "votes per pair cannot measure the floor" in unknown
 
 
 def test_a_card_shows_the_cross_validation_if_there_was_one(ensemble: RewardEnsemble) -> None:

@@ -15,7 +15,7 @@ Standing = Literal["ahead", "level", "behind", "unknown"]
 
 WEAK_ENCODERS = ("hashing", "none")
 """Encoders that see little of a text's meaning."""
-FEW_VOTES = "2–3 votes per pair cannot measure the floor, so it is not compared."
+FEW_VOTES = "Fewer than 4 votes per pair cannot measure the floor, so it is not compared."
 """Why the floor is missing from a table."""
 FLOOR_IS_LOW = "The floor follows the majority of these very votes, so its score is biased low."
 """A caveat on the floor in a table."""
