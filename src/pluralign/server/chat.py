@@ -120,7 +120,7 @@ def message(index: int, answer: Answer, target: ModelTarget, names: Sequence[str
 
 def _heading(place: int, entry: SlateEntry, names: Sequence[str]) -> str:
     """Return the line above an answer of a slate: without a share for texts unlike those people voted on."""
-    share = "" if entry.share is None else f" {entry.share:.0%}:"
+    share = "" if entry.share is None else f" Favourite of {entry.share:.0%} of people:"
     return f"{place}.{share}{'' if entry.member is None else f' {names[entry.member]}'}\n\n"
 
 
