@@ -244,7 +244,11 @@ def _reference_scores(summary: Inspection) -> Table:
 
 def _notes(summary: Inspection) -> Iterator[str]:
     if judged := summary.judgments:
-        use = "fit uses them" if judged.used else "fit uses the counts, because few tell more than these"
+        use = (
+            "fit uses them"
+            if judged.used
+            else "fit uses the counts, because judgments that say more hold less than a tenth of the votes"
+        )
         yield f"{judged.n:,} judgments on {judged.prompts:,} prompts, median {judged.responses:g} responses each; {use}"
     if summary.ties and summary.tie_rule == "half":
         yield f"{summary.ties:,} ties count as half a vote for each side"
