@@ -65,7 +65,7 @@ def measure_insight(
         sizes = data.train_pairs + data.test_pairs, data.train_prompts + data.test_prompts
     votes = f"votes on {counted(sizes[0], 'pair')} of answers ({counted(sizes[1], 'prompt')})"
     number = NUMBERS[ensemble.k] if ensemble.k < len(NUMBERS) else str(ensemble.k)
-    titles = {"clear": f"{number.capitalize()} voices in {votes}", "none": f"No distinct voices in {votes}"}
+    titles = {"clear": f"{number.capitalize()} voices in {votes}", "none": f"No evidence of distinct voices in {votes}"}
     unites, row = _agreement(sample, signed, clear)
     if clear and ensemble.undecided:
         follow = "of the votes follow no voice and are predicted to split evenly"
