@@ -173,7 +173,7 @@ def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, 
         entries = slate["pluralign"]["answers"]
         assert [entry["name"] for entry in entries] == [names[entry["member"]] for entry in entries]
         for number, entry in enumerate(entries, 1):
-            heading = f"{number}. {entry['share']:.0%}: {names[entry['member']]}\n"
+            heading = f"{number}. Favourite of {entry['share']:.0%} of people: {names[entry['member']]}\n"
             assert heading in slate["choices"][0]["message"]["content"]
         member = client.json("/v1/chat/completions", chat | {"model": "town:member-1"})["pluralign"]
         assert member["steering"]["name"] == member["answers"][0]["name"] == names[1]
