@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import Row, show
 
 import pluralign
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -53,11 +51,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(results))
         return
-    console = Console(width=130)
     for data, result in results.items():
-        console.print(table(data, result))
-        for line in result["claims"]:
-            console.print(f"  {line}", markup=False, highlight=False)
+        show(rows_of(result), f"{data}: {result['splits']} splits by prompt, noise {result['noise']:.4f}")
+        print("\n".join(f"  {line}" for line in result["claims"]))
 
 
 def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -136,22 +132,10 @@ def read(
 
 def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, float]], k: int) -> Iterator[str]:
     """Yield one line per comparison of the joint ensemble with other methods."""
-    joint, floor, single = means.get(f"joint k={k}"), means.get("floor"), means["soft_bt"]
-    if joint and floor:
-        ratio = joint["brier"] / single["brier"]
-        yield f"joint k={k}: {joint['brier']:.4f} = {ratio:.3f} × soft BT; floor {floor['brier']:.4f}"
-        worst = max(row["worst"] for row in rows[f"joint k={k}"])
-        yield f"worst member over all splits: {worst:.3f}"
-        if damped := means.get("damped_bt"):
-            yield f"joint k={k} / damped soft BT: {joint['brier'] / damped['brier']:.3f}"
-        for name in ("stagewise printed", "stagewise unbounded"):
-            if other := means.get(f"{name} k={k}"):
-                yield f"corrected Brier, joint / {name}: {joint['corrected'] / other['corrected']:.3f}"
-                if "true_error" in joint:
-                    yield f"true error, joint / {name}: {joint['true_error'] / other['true_error']:.3f}"
-        if random := means.get(f"{k} random annotators"):
-            ratio = joint["true_error"] / random["true_error"]
-            yield f"true error, joint / {k} random annotators: {ratio:.3f}"
+    if joint := means.get(f"joint k={k}"):
+        ratios = {name: joint["brier"] / means[name]["brier"] for name in ("soft_bt", "damped_bt") if name in means}
+        yield f"joint k={k}: " + ", ".join(f"{ratio:.3f} × {name}" for name, ratio in ratios.items())
+        yield f"worst member over all splits: {max(row['worst'] for row in rows[f'joint k={k}']):.3f}"
     for label, gap in rows.items():
         if label.startswith(VOICES):
             found = sum(row["high"] < 0 for row in gap)
@@ -166,21 +150,15 @@ def spans_of(gap: list[dict[str, float]]) -> str:
     return ", ".join(f"{row['brier']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]" for row in gap)
 
 
-def table(data: str, result: dict[str, Any]) -> Table:
-    """Return the table of all rows, best first."""
-    heading = f"{data}: {result['splits']} splits by prompt, noise {result['noise']:.4f}"
-    drawn = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left")
-    names = ("", "Brier", "±", "corrected", "× soft BT", "worst member", "true error", "seconds")
-    for position, name in enumerate(names):
-        drawn.add_column(name, justify="right" if position else "left")
-    for label, row in sorted(result["rows"].items(), key=lambda entry: entry[1]["brier"]):
-        if label.startswith(("policy level", VOICES)):
-            continue
-        cells = [f"{row[key]:{form}}" if key in row else "" for key, form in (
-            ("brier", ".4f"), ("standard_error", ".4f"), ("corrected", ".4f"), ("vs_soft_bt", ".3f"), ("worst", ".3f"),
-            ("true_error", ".4f"), ("seconds", ".1f"))]  # fmt: skip
-        drawn.add_row(label, *cells, style="bold" if label.startswith("joint") else "")
-    return drawn
+def rows_of(result: dict[str, Any]) -> list[Row]:
+    """Return the rows of the table, best first."""
+    names = {
+        "brier": "Brier", "standard_error": "±", "corrected": "corrected", "vs_soft_bt": "× soft BT",
+        "worst": "worst member", "true_error": "true error", "seconds": "seconds",
+    }  # fmt: skip
+    ordered = sorted(result["rows"].items(), key=lambda entry: entry[1]["brier"])
+    shown = [(label, row) for label, row in ordered if not label.startswith(("policy level", VOICES))]
+    return [{"": label, **{heading: row.get(key) for key, heading in names.items()}} for label, row in shown]
 
 
 if __name__ == "__main__":

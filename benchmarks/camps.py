@@ -15,17 +15,14 @@ of ``pluralign fit`` gives features of the texts. Columns, all on held-out promp
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import Row, means, show
 
 import pluralign
 from pluralign.core.arrays import FloatArray
@@ -41,20 +38,6 @@ from pluralign.votes.town_hall.town_hall import TownHall
 
 TEST_FRACTION = 0.2
 TRUE = "true"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method on one split."""
-
-    name: str
-    k: int
-    true_error: float
-    closest_member: float
-    better_than_soft_bt: float
-    camps: int
-    undecided: float = 0.0
-    target: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +65,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     town = pluralign.town_hall(arguments.pairs)
-    rows: dict[str, list[Row]] = {}
+    rows: list[Row] = []
     for seed in range(arguments.seeds):
         started = time.perf_counter()
-        for row in measure(town, seed, arguments):
-            rows.setdefault(row.name, []).append(row)
+        rows += measure(town, seed, arguments)
         print(f"split {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    if arguments.json:
-        print(json.dumps({name: [asdict(row) for row in of] for name, of in rows.items()}))
-        return
-    Console(width=120).print(table(f"{arguments.pairs:,} pairs, {arguments.features} features", rows))
+    if not arguments.json:
+        rows = sorted(means(rows, by=["method"]), key=lambda row: row["true error"])
+    show(rows, f"Town hall, {arguments.pairs:,} pairs, {arguments.features} features", as_json=arguments.json)
 
 
 def measure(town: TownHall, seed: int, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -109,16 +90,17 @@ def measure(town: TownHall, seed: int, arguments: argparse.Namespace) -> Iterato
     single = next(one for one in voters if one.name == "soft BT").votes[:, 0]
     for one in voters:
         study = study_camps(town, rows, one.votes, one.weights, single)
-        yield Row(
-            one.name,
-            len(one.weights),
-            brier(one.share[rows], town.true_prob[rows]),
-            study.people.closest_member,
-            study.people.better_than_soft_bt,
-            study.represented,
-            one.undecided,
-            one.target,
-        )
+        yield {
+            "method": one.name,
+            "k": len(one.weights),
+            "true error": brier(one.share[rows], town.true_prob[rows]),
+            "closest member": study.people.closest_member,
+            "better": study.people.better_than_soft_bt,
+            "camps": study.represented,
+            "undecided": one.undecided,
+            "target": one.target,
+            "seed": seed,
+        }
 
 
 def fit(
@@ -163,22 +145,6 @@ def true_camps(town: TownHall) -> Voters:
     votes = votes_from_rewards(rewards[town.preferences.a_index], rewards[town.preferences.b_index])
     weights = np.bincount(town.camps, minlength=rewards.shape[1]) / len(town.camps)
     return Voters("camps", votes, weights, ensemble_prob(votes, weights))
-
-
-def table(title: str, rows: dict[str, list[Row]]) -> Table:
-    """Return the means over splits, lowest true error first."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=f"Town hall, {title}", title_justify="left")
-    for position, name in enumerate(
-        ("", "k", "true error", "closest member", "better", "camps", "undecided", "target")
-    ):
-        drawn.add_column(name, justify="right" if position else "left")
-    keys = ("true_error", "closest_member", "better_than_soft_bt", "camps", "undecided")
-    means = {name: [float(np.mean([getattr(row, key) for row in of])) for key in keys] for name, of in rows.items()}
-    for name, (error, closest, better, camps, undecided) in sorted(means.items(), key=lambda entry: entry[1][0]):
-        targets = ", ".join(dict.fromkeys(row.target for row in rows[name]))
-        cells = (f"{error:.4f}", f"{closest:.3f}", f"{better:.2f}", f"{camps:.1f}", f"{undecided:.2f}", targets)
-        drawn.add_row(name, str(rows[name][0].k), *cells, style="bold" if name == "joint" else "")
-    return drawn
 
 
 if __name__ == "__main__":

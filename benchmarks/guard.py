@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import show
 
 HERE = Path(__file__).parent
 REFERENCE = HERE / "reference.json"
@@ -40,7 +38,6 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "inspect_speed": Benchmark(["--pairs", "50000"], {"inspect_vs_json_loads": "lower"}),
     "calibration": Benchmark(
         ["demo:600", "--seeds", "1", "--encoder", "hashing", "--runs", "joint,stagewise symmetric"],
         {
@@ -48,9 +45,7 @@ BENCHMARKS = {
             "demo:600/rows/stagewise symmetric k=8/vs_soft_bt": "lower",
         },
     ),
-    "growth": Benchmark(
-        [], {}, without="small sizes measure only start-up; run python benchmarks/growth.py (half an hour)"
-    ),
+    "growth": Benchmark(["--sizes", "50000", "--steps", "load"], {"inspect_vs_json_loads": "lower"}),
     "speed": Benchmark(
         ["--quick"],
         {
@@ -91,7 +86,10 @@ def main() -> None:
         reference |= {name: ratios_of(benchmarks[name], result) for name, result in results.items()}
         REFERENCE.write_text(json.dumps({name: reference[name] for name in sorted(reference)}, indent=1) + "\n")
     rows = [row for name, result in results.items() for row in compare(name, benchmarks[name], result, reference)]
-    show(rows, skipped)
+    if rows:
+        show(rows)
+    for name, reason in skipped.items():
+        print(f"{name}: skipped, {reason}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}.")
     sys.exit(any(row.verdict == "worse" for row in rows))
@@ -168,20 +166,6 @@ def _value(result: Any, path: str) -> float:
         if letter == "/" and path[:end] in result:
             return _value(result[path[:end]], path[end + 1 :])
     raise KeyError(f"there is no {path} in the JSON of the benchmark")
-
-
-def show(rows: Sequence[Row], skipped: Mapping[str, str]) -> None:
-    """Print the table."""
-    console, table = Console(width=130), Table(box=box.SIMPLE_HEAD)
-    for heading in ("benchmark", "ratio", "now", "reference", "better", ""):
-        table.add_column(heading, justify="right" if heading in ("now", "reference") else "left")
-    for row in rows:
-        before = "" if row.reference is None else f"{row.reference:.3g}"
-        style = "bold red" if row.verdict == "worse" else ""
-        table.add_row(row.benchmark, row.ratio, f"{row.value:.3g}", before, row.better, row.verdict, style=style)
-    console.print(table)
-    for name, reason in skipped.items():
-        console.print(f"{name}: skipped, {reason}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

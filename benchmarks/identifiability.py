@@ -24,10 +24,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import linprog
+from tables import Row, show
 
 import pluralign
 from pluralign.core.arrays import FloatArray
@@ -167,10 +165,9 @@ def main() -> None:
         scores = {fit.name: {"brier": fit.brier, "undecided": fit.undecided} for fit in fits}
         print(json.dumps({"data": arguments.data, "fits": scores, "comparisons": pairs}))
         return
-    console = Console(width=120)
     for fit in fits:
-        console.print(f"{fit.name}: Brier {fit.brier:.4f}, undecided {fit.undecided:.2f}", highlight=False)
-    console.print(table(arguments.data, compared))
+        print(f"{fit.name}: Brier {fit.brier:.4f}, undecided {fit.undecided:.2f}")
+    show(list(summary(compared)), f"{arguments.data}: pairs of equally calibrated ensembles")
 
 
 def variants(seeds: int, k: int) -> Iterator[dict[str, Any]]:
@@ -223,19 +220,14 @@ def compare(first: Fit, second: Fit) -> Comparison:
     )
 
 
-def table(data: str, compared: Sequence[Comparison]) -> Table:
-    """Return the means over equally calibrated pairs, by the option in which the fits differ."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=f"{data}: pairs of equally calibrated ensembles", title_justify="left")
-    names = ("differ in", "pairs", "equal", "|p̂ − p̂′|", "members", "(unmatched)", "even part", "first choices")
-    for position, name in enumerate(names):
-        drawn.add_column(name, justify="right" if position else "left")
+def summary(compared: Sequence[Comparison]) -> Iterator[Row]:
+    """Yield the means over equally calibrated pairs, by the option in which the fits differ."""
+    columns = ("shares", "members", "unmatched", "even_part", "first_choices")
     for differ in [*dict.fromkeys(one.differ for one in compared), "any"]:
         of = [one for one in compared if differ in ("any", one.differ)]
         equal = [one for one in of if one.equally_calibrated]
-        columns = ("shares", "members", "unmatched", "even_part", "first_choices")
-        cells = [f"{np.mean([getattr(one, key) for one in equal]):.3f}" if equal else "–" for key in columns]
-        drawn.add_row(differ, str(len(of)), str(len(equal)), *cells, style="bold" if differ == "any" else "")
-    return drawn
+        figures = {key: float(np.mean([getattr(one, key) for one in equal])) if equal else None for key in columns}
+        yield {"differ in": differ, "pairs": len(of), "equal": len(equal), **figures}
 
 
 if __name__ == "__main__":

@@ -28,10 +28,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from scipy.special import logit, softmax
+from tables import show
 
 import pluralign
 from pluralign.answering.request import Voters
@@ -119,12 +117,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(results))
         return
-    table = Table(box=box.SIMPLE_HEAD, title=f"{len(groups):,} groups of people, {arguments.seeds} splits by question")
-    for heading in ("", "mean", "95 % over questions"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for figure, row in results.items():
-        table.add_row(figure, f"{row['mean']:.4f}", f"{row['low']:.4f} – {row['high']:.4f}")
-    Console(width=130).print(table)
+    rows = [{"figure": figure, **row} for figure, row in results.items()]
+    show(rows, f"{len(groups):,} groups of people, {arguments.seeds} splits by question; 95 % over questions")
 
 
 # --- data and fits ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import Row, fit_options, show
 
 import pluralign
 from pluralign.core.json_values import to_json
@@ -42,27 +40,19 @@ def main() -> None:
     arguments = parser.parse_args()
     votes = pluralign.load_preferences(arguments.votes)
     raters = load_rater_votes(arguments.raters, arguments.column)
-    chosen = dict(option.split("=", 1) for option in arguments.fit)
-    options = {name: _parsed(value) for name, value in chosen.items()} | {"test_fraction": arguments.test_fraction}
+    options = {**fit_options(arguments.fit), "test_fraction": arguments.test_fraction}
     trained_on = raters if arguments.with_ids else votes
     measured = [measure(trained_on, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
     found, models = [one for one, _ in measured], [model for _, model in measured]
     if arguments.json:
         print(json.dumps(to_json(found)))
         return
-    console = Console(width=150)
+    counted = ", ".join(f"{split.raters:,}" for split in found)
     for score in ("accuracy", "log_loss"):
-        console.print(score_table(found, score))
-        console.print(difference_table(found, score))
+        show(list(scores(found, score)), f"{score.replace('_', ' ')}: {len(found)} splits ({counted} raters)")
+        show(list(differences(found, score)), "posterior; *: the 95 % interval over raters excludes 0")
     for split, ensemble_model in enumerate(models):
-        console.print(f"split {split}: {ensemble_model}", highlight=False)
-
-
-def _parsed(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        print(f"split {split}: {ensemble_model}")
 
 
 def measure(
@@ -75,30 +65,25 @@ def measure(
     return found, ensemble.choice_model
 
 
-def score_table(splits: Sequence[Representation], score: str) -> Table:
-    """Return the means over splits of one score: a row per number of choices, a column per predictor."""
-    raters = ", ".join(f"{split.raters:,}" for split in splits)
-    table = Table(box=box.SIMPLE_HEAD, title=f"{score.replace('_', ' ')}: {len(splits)} splits ({raters} raters)")
-    for heading in ("choices", *PREDICTORS.values()):
-        table.add_column(heading, justify="right", no_wrap=True)
+def scores(splits: Sequence[Representation], score: str) -> Iterator[Row]:
+    """Yield the means over splits of one score: a row per number of choices, a column per predictor."""
     for choices, rows in rows_of(splits):
-        means = [statistics.mean(getattr(row.predictors[name], score).mean for row in rows) for name in PREDICTORS]
-        table.add_row(choices, *(f"{mean:.4f}" for mean in means))
-    return table
+        means = {
+            heading: statistics.mean(getattr(row.predictors[name], score).mean for row in rows)
+            for name, heading in PREDICTORS.items()
+        }
+        yield {"choices": choices, **means}
 
 
-def difference_table(splits: Sequence[Representation], score: str) -> Table:
-    """Return the paired differences of the posterior from the same without choices, and from soft BT."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{score.replace('_', ' ')}: posterior minus …")
-    for heading in ("choices", "no choices", "per split", "soft BT", "per split"):
-        table.add_column(heading, justify="right")
+def differences(splits: Sequence[Representation], score: str) -> Iterator[Row]:
+    """Yield the paired differences of the posterior from the same without choices, and from soft BT."""
     for choices, rows in rows_of(splits):
         gains = [getattr(row, f"{score}_gain") for row in rows]
         gaps = [getattr(row.predictors["posterior"], f"{score}_difference") for row in rows]
-        cells = [cell for found in (gains, gaps) for cell in (_spread([one.mean for one in found]), _intervals(found))]
-        table.add_row(choices, *cells)
-    table.caption = "*: the 95 % interval over raters excludes 0"
-    return table
+        found: dict[str, str] = {}
+        for name, of in (("no choices", gains), ("soft BT", gaps)):
+            found |= {f"minus {name}": _spread([one.mean for one in of]), f"{name}, per split": _intervals(of)}
+        yield {"choices": choices, **found}
 
 
 def rows_of(splits: Sequence[Representation]) -> Iterator[tuple[str, list[RepresentationRow]]]:

@@ -1,11 +1,10 @@
-"""Measure the server: throughput against the command line, latency, errors, memory, and overload.
+"""Measure the server: throughput against the command line, and latency. ``soak.py`` has overload, errors and memory.
 
-    python benchmarks/serving.py [--pairs 768] [--requests 10000] [--clients 32] [--encoder minilm] [--quick] [--json]
+    python benchmarks/serving.py [--pairs 768] [--clients 32] [--encoder minilm] [--quick] [--json]
 
 The server runs in its own process, and this process sends requests over loopback, so both share the machine's cores.
 Throughput is compared with offline `compare` on new texts of the same kind, in alternating rounds; the ratio is that of
-the medians. A full batch has the maximum number of texts per batch. The long run uses the hashing encoder, because it
-measures HTTP, batching and memory, not a model.
+the medians. A full batch has the maximum number of texts per batch.
 """
 
 import argparse
@@ -30,9 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import show
 
 from pluralign import RewardEnsemble, fit, town_hall
 from pluralign.scale.lines import ComparedLine, compare
@@ -40,8 +37,6 @@ from pluralign.server.limits import Limits
 from pluralign.server.run import serve
 
 ROUNDS = 3
-TIGHT = Limits(queue_texts=64, batch_texts=16)
-"""Limits of the overloaded server."""
 Pair = dict[str, Any]
 
 
@@ -49,45 +44,23 @@ def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=768, help="pairs per round, offline and online")
-    parser.add_argument("--requests", type=int, default=10_000, help="requests of the long run")
     parser.add_argument("--clients", type=int, default=32, help="concurrent clients")
-    parser.add_argument("--encoder", default="minilm", help="encoder of the throughput part")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything, one round")
+    parser.add_argument("--encoder", default="minilm", help="as in pluralign fit")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the pairs, one round")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    pairs, requests = arguments.pairs, arguments.requests
-    rounds = 1 if arguments.quick else ROUNDS
-    if arguments.quick:
-        pairs, requests = max(64, pairs // 10), requests // 10
+    pairs, rounds = (max(64, arguments.pairs // 10), 1) if arguments.quick else (arguments.pairs, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PLURALIGN_CACHE"] = str(Path(folder) / "cache")  # an empty cache
         found = throughput(Path(folder), arguments.encoder, pairs, arguments.clients, rounds)
-        found |= long_run(Path(folder), requests, arguments.clients)
-        found |= overload(Path(folder), requests // 10, 2 * arguments.clients)
     if arguments.json:
         print(json.dumps(found))
         return
-    table = Table(
-        box=box.SIMPLE_HEAD, title=f"{arguments.clients} clients, one pair per request, {os.cpu_count()} cores"
-    )
-    for heading in ("", "measured", "target"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, value in found.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}", TARGETS.get(name, ""))
-    Console(width=120).print(table)
+    rows = [{"": name, "measured": value, "target": TARGETS.get(name, "")} for name, value in found.items()]
+    show(rows, f"{arguments.clients} clients, one pair per request, {os.cpu_count()} cores")
 
 
-TARGETS = {
-    "online / offline throughput": "≥ 0.8",
-    "p99 / full batch": "< 5",
-    "errors": "0",
-    "MB at 100 % / at 10 %": "≈ 1",
-    "wrong answers after overload": "0",
-    "answers neither 200 nor 503": "0",
-}
-
-
-# --- the parts --------------------------------------------------------------------------------------------------------
+TARGETS = {"online / offline throughput": "≥ 0.8", "p99 / full batch": "< 5"}
 
 
 def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) -> dict[str, Any]:
@@ -128,48 +101,6 @@ def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) ->
     }
 
 
-def long_run(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """Send many requests; count errors and measure memory."""
-    where = folder / "hashing"
-    fit(town_hall(400).preferences, k=8, encoder="hashing", folder=where)
-    pairs, megabytes, statuses = fresh_pairs(), [], []
-    seconds = 0.0
-    with serving(where) as server:
-        for share in (0.1, 0.4, 0.5):
-            done = load(server, take(pairs, round(share * n)), clients)
-            statuses += done.statuses
-            seconds += done.seconds
-            megabytes.append(server.megabytes)
-    return {
-        "requests": len(statuses),
-        "requests/s (hashing)": len(statuses) / seconds,
-        "errors": sum(status != 200 for status in statuses),
-        "server's MB at 10 %": megabytes[0],
-        "server's MB at 50 %": megabytes[1],
-        "server's MB at 100 %": megabytes[2],
-        "MB at 100 % / at 10 %": megabytes[2] / megabytes[0],
-    }
-
-
-def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """Send more than the server accepts; count 503 responses, and wrong answers afterwards."""
-    where = folder / "hashing"
-    ensemble, pairs = RewardEnsemble.load(where), fresh_pairs()
-    with serving(where, TIGHT) as server:
-        flood = load(server, take(pairs, n), clients, pairs_per_request=8)
-        after = take(pairs, 200)
-        calm = load(server, after, 4)
-    expected = compare_all(ensemble, "\n".join(map(json.dumps, after)).encode())
-    right = [one["votes"] == other["results"][0]["votes"] for one, other in zip(expected, calm.bodies, strict=True)]
-    return {
-        "overload: requests": len(flood.statuses),
-        "overload: answered with 503": flood.statuses.count(503),
-        "overload: 503 without Retry-After": flood.without_retry_after,
-        "answers neither 200 nor 503": sum(status not in (200, 503) for status in flood.statuses),
-        "wrong answers after overload": len(right) - sum(right),
-    }
-
-
 # --- a server, and a load on it ---------------------------------------------------------------------------------------
 
 
@@ -180,12 +111,6 @@ class Server:
     host: str
     port: int
     pid: int
-
-    @property
-    def megabytes(self) -> float:
-        """Resident memory."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     @property
     def cpu_seconds(self) -> float:
@@ -201,17 +126,17 @@ class Server:
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
-def run_server(folder: Path, limits: Limits, ready: Connection) -> None:
+def run_server(folder: Path, ready: Connection) -> None:
     """Serve an ensemble, and send its address."""
-    serve(RewardEnsemble.load(folder), port=0, limits=limits, ready=ready.send)
+    serve(RewardEnsemble.load(folder), port=0, ready=ready.send)
 
 
 @contextmanager
-def serving(folder: Path, limits: Limits | None = None) -> Iterator[Server]:
+def serving(folder: Path) -> Iterator[Server]:
     """Run a server in its own process."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_server, args=(folder, limits or Limits(), theirs))
+    process = context.Process(target=run_server, args=(folder, theirs))
     process.start()
     try:
         host, _, port = ours.recv().removeprefix("http://").partition(":")
@@ -224,42 +149,30 @@ def serving(folder: Path, limits: Limits | None = None) -> Iterator[Server]:
 
 @dataclass
 class Load:
-    """Results of a load, one per request, in the order of the pairs."""
+    """Results of a load, one per request."""
 
     seconds: float
     waits: list[float]
     statuses: list[int]
-    bodies: list[Any]
-    without_retry_after: int
 
 
-def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_per_request: int = 1) -> Load:
-    """Send pairs from several clients; each waits for a response before its next request."""
-    requests = [pairs[start : start + pairs_per_request] for start in range(0, len(pairs), pairs_per_request)]
-    found: list[tuple[float, int, Any, bool]] = [(0.0, 0, None, False)] * len(requests)
-    turns, lock = iter(range(len(requests))), threading.Lock()
+def load(server: Server, pairs: Sequence[Pair], clients: int) -> Load:
+    """Send one pair per request from several clients; each waits for a response before its next request."""
+    local, started = threading.local(), time.perf_counter()
 
-    def client() -> None:
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
-        while True:
-            with lock:
-                turn = next(turns, None)
-            if turn is None:
-                connection.close()
-                return
-            body, started = json.dumps({"pairs": requests[turn]}), time.perf_counter()
-            connection.request("POST", "/v1/compare", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = json.loads(response.read())
-            lacks = response.status == 503 and not response.getheader("Retry-After")
-            found[turn] = (time.perf_counter() - started, response.status, content, lacks)
+    def send(pair: Pair) -> tuple[float, int]:
+        if not hasattr(local, "connection"):
+            local.connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
+        body, begun = json.dumps({"pairs": [pair]}), time.perf_counter()
+        local.connection.request("POST", "/v1/compare", body, {"Content-Type": "application/json"})
+        response = local.connection.getresponse()
+        response.read()
+        return time.perf_counter() - begun, response.status
 
-    started = time.perf_counter()
     with ThreadPoolExecutor(clients) as threads:
-        for one in [threads.submit(client) for _ in range(clients)]:
-            one.result()
-    waits, statuses, bodies, lacking = (list(column) for column in zip(*found, strict=True))
-    return Load(time.perf_counter() - started, waits, statuses, bodies, sum(lacking))
+        found = list(threads.map(send, pairs))
+    waits, statuses = (list(column) for column in zip(*found, strict=True))
+    return Load(time.perf_counter() - started, waits, statuses)
 
 
 def fresh_pairs() -> Iterator[Pair]:

@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import show
 from threadpoolctl import threadpool_limits
 
 import pluralign
@@ -88,13 +86,12 @@ def main() -> None:
         print(json.dumps(result))
         return
     title = f"{result['pairs']:,} pairs, {result['texts']:,} texts, {result['cores']} cores, load {result['load']:.1f}"
-    table = Table(box=box.SIMPLE_HEAD, title=title)
-    for heading in ("", "median", "quartiles", "target", "meaning"):
-        table.add_column(heading, justify="left" if heading in ("", "meaning") else "right")
-    for name, meaning in MEANING.items():
-        low, high = result["spread"][name]
-        table.add_row(name, f"{result[name]:.2f}", f"{low:.2f} – {high:.2f}", TARGETS.get(name, ""), meaning)
-    Console(width=160).print(table)
+    quartiles = {name: f"{low:.2f} – {high:.2f}" for name, (low, high) in result["spread"].items()}
+    rows = [
+        {"": name, "median": result[name], "quartiles": quartiles[name], "target": TARGETS.get(name, ""), "is": meaning}
+        for name, meaning in MEANING.items()
+    ]
+    show(rows, title)
 
 
 def read(data: str, pairs: int | None) -> PreferenceSet:

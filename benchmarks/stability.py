@@ -18,16 +18,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import fit_options, show
 
 import pluralign
 from pluralign.core.arrays import FloatArray
@@ -70,7 +67,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="a file of -o to compare with")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    options = {"k": arguments.k, "encoder": arguments.encoder, **read_options(arguments.set)}
+    options = {"k": arguments.k, "encoder": arguments.encoder, **fit_options(arguments.set)}
     earlier = json.loads(arguments.against.read_text())["shares"] if arguments.against else {}
     rows, shares, differences = list[Spread](), dict[str, Any](), dict[str, Interval]()
     for data in arguments.data:
@@ -89,29 +86,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({**result, "shares": None}))
         return
-    console = Console(width=130)
-    console.print(table(rows))
+    show(rows, "Held-out figures over seeds of the fit")
     for name, one in differences.items():
-        console.print(
-            f"{name}: squared error − earlier {one.mean:+.5f} [{one.low:+.5f}, {one.high:+.5f}]", markup=False
-        )
-
-
-def read_options(assignments: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE arguments as options of ``fit``; a value that is not JSON is a string.
-
-    Example:
-        >>> read_options(["target=votes", "max_disagreement=0.45", "undecided=false"])
-        {'target': 'votes', 'max_disagreement': 0.45, 'undecided': False}
-    """
-    options: dict[str, Any] = {}
-    for assignment in assignments:
-        name, _, value = assignment.partition("=")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
+        print(f"{name}: squared error − earlier {one.mean:+.5f} [{one.low:+.5f}, {one.high:+.5f}]")
 
 
 def measure(
@@ -150,19 +127,6 @@ def compare(shares: FloatArray, earlier: FloatArray, test: PreferenceSet) -> Int
     """Return the mean squared error of these shares minus that of others, averaged over seeds first."""
     ours, theirs = (np.mean([squared_error(one, test.prob_a) for one in of], axis=0) for of in (shares, earlier))
     return paired_difference(ours, theirs, test.prompt_index)
-
-
-def table(rows: Sequence[Spread]) -> Table:
-    """Return the table of all spreads."""
-    drawn = Table(box=box.SIMPLE_HEAD, title="Held-out figures over seeds of the fit", title_justify="left")
-    names = ("", "split", "seeds", "Brier", "× soft BT", "corrected", "sd", "range", "flips", "gap", "seconds")
-    for position, name in enumerate(names):
-        drawn.add_column(name, justify="right" if position else "left")
-    for row in rows:
-        scores = (row.brier, row.ratio, row.corrected, row.sd, row.range)
-        cells = [f"{value:.4f}" for value in scores] + [f"{row.flips:.1%}", f"{row.gap:.2f}", f"{row.seconds:.1f}"]
-        drawn.add_row(row.data, str(row.split), str(row.seeds), *cells)
-    return drawn
 
 
 if __name__ == "__main__":

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import Row, show
 
 from pluralign.answering.gate import REASONS, fit_gate
 from pluralign.answering.generate import generate
@@ -46,18 +44,6 @@ class Text:
     text: str
 
 
-@dataclass(frozen=True)
-class Row:
-    """Refused texts of one kind."""
-
-    encoder: str
-    kind: str
-    texts: int
-    refused: float
-    reasons: dict[str, float]
-    """Share of the texts that are refused for each reason first."""
-
-
 def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,24 +62,13 @@ def main() -> None:
             texts += written(lists[: arguments.prompts], float(temperature), arguments.write)
     keys = {Prompt(one.prompt).key for one in lists[::2]}
     first = votes[np.array([Prompt(votes.prompts[number]).key in keys for number in votes.prompt_index])]
-    rows = []
+    rows: list[Row] = []
     for name, features in (("encoder", ensemble.features), ("none", None)):
         gate = fit_gate(first, features)
         if gate is None:
             raise SystemExit("the ensemble has too few held-out texts.")
         rows += list(measure(name, gate.check, lists, [text for text in texts if text.prompt % 2 == 1]))
-    if arguments.json:
-        print(json.dumps([vars(row) for row in rows]))
-        return
-    names = dict.fromkeys(row.encoder for row in rows)
-    table = Table(box=box.SIMPLE_HEAD, title=f"Share of refused texts, {len(lists) // 2} prompts")
-    for heading in ("", "texts", *(f"{name}: {what}" for name in names for what in ("refused", *REASONS))):
-        table.add_column(heading, justify="right" if heading else "left")
-    for kind in dict.fromkeys(row.kind for row in rows):
-        of = [row for row in rows if row.kind == kind]
-        figures = (value for row in of for value in (row.refused, *row.reasons.values()))
-        table.add_row(kind, str(of[0].texts), *(f"{value:.3f}" for value in figures))
-    Console(width=160).print(table)
+    show(rows, f"Share of refused texts by first reason, {len(lists) // 2} prompts", as_json=arguments.json)
 
 
 def measure(
@@ -104,7 +79,8 @@ def measure(
         of = [text for text in texts if text.kind == kind]
         found = check([(lists[text.prompt].prompt, text.text) for text in of])
         first = {key: float(np.mean([one == reason for one in found])) for key, reason in REASONS.items()}
-        yield Row(name, kind, len(of), float(np.mean([one != "" for one in found])), first)
+        refused = float(np.mean([one != "" for one in found]))
+        yield {"encoder": name, "kind": kind, "texts": len(of), "refused": refused, **first}
 
 
 def real_texts(lists: Sequence[Candidates]) -> list[Text]:

@@ -11,22 +11,18 @@ random person of the camp prefers the response that is predicted to be preferred
 - members by meaning: the same without the reward for everyone;
 - best member: the member with the highest agreement, which no sentence knows.
 
-Ensembles are fitted with rater ids and without. Intervals are over held-out prompts. Sentences and method were chosen
-while looking at split 0.
+Ensembles are fitted with rater ids and without. Intervals are over held-out prompts of the first split. Sentences and
+method were chosen while looking at that split.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tables import Row, means, show
 
 import pluralign
 from pluralign.answering.request import Voters
@@ -34,7 +30,7 @@ from pluralign.answering.steering import Likings
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.posterior import predicted_choice
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import town_hall_votes
@@ -51,19 +47,6 @@ SENTENCES = {
 TEST_FRACTION = 0.2
 
 
-@dataclass(frozen=True)
-class Row:
-    """Agreement by one way to steer, with one kind of ensemble on one split."""
-
-    ensemble: str
-    way: str
-    agreement: float
-    camps: tuple[float, ...]
-    """By camp."""
-    gain: Interval
-    """Agreement − agreement without words."""
-
-
 def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,7 +56,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    town, rows = pluralign.town_hall(arguments.pairs), []
+    town, rows = pluralign.town_hall(arguments.pairs), list[Row]()
     for seed in range(arguments.seeds):
         options = {"k": arguments.k, "seed": seed, "test_fraction": TEST_FRACTION, "encoder": arguments.encoder}
         for name, votes in (("with ids", town_hall_votes(town)), ("without ids", town.preferences)):
@@ -81,10 +64,10 @@ def main() -> None:
                 ensemble = pluralign.fit(votes, folder=folder, **options)
                 rows += list(measure(name, town, ensemble, load_held_out(folder), seed))
             print(f"split {seed} {name}: {ensemble.choice_model}", file=sys.stderr, flush=True)
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows]))
-        return
-    Console(width=140).print(table(f"{arguments.pairs:,} pairs, {arguments.encoder}", rows))
+    if not arguments.json:
+        rows = means(rows, by=["ensemble", "way"])
+    title = f"Steering by words, town hall, {arguments.pairs:,} pairs, {arguments.encoder}"
+    show(rows, title, as_json=arguments.json)
 
 
 def measure(name: str, town: TownHall, ensemble: RewardEnsemble, held_out: HeldOutVotes, seed: int) -> Iterator[Row]:
@@ -100,7 +83,9 @@ def measure(name: str, town: TownHall, ensemble: RewardEnsemble, held_out: HeldO
         agreed[way] = np.column_stack(columns)
     for way, found in agreed.items():
         gain = clustered_interval((found - agreed["no words"]).mean(axis=1), prompts)
-        yield Row(name, way, float(found.mean()), tuple(found.mean(axis=0).tolist()), gain)
+        by_camp = dict(zip(CAMPS, found.mean(axis=0).tolist(), strict=True))
+        figures = {"agreement": float(found.mean()), "− no words": gain, **by_camp}
+        yield {"ensemble": name, "way": way, **figures, "seed": seed}
 
 
 def predict(
@@ -126,21 +111,6 @@ def predict(
 def agreement(predicted: FloatArray, share: FloatArray) -> FloatArray:
     """Return the share of people who prefer the response that is predicted to be preferred, ``(n,)``."""
     return np.asarray(0.5 + np.sign(predicted - 0.5) * (share - 0.5))
-
-
-def table(title: str, rows: list[Row]) -> Table:
-    """Return the means over splits; the interval is that of the first split."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=f"Steering by words, town hall, {title}", title_justify="left")
-    for position, heading in enumerate(("ensemble", "", "agreement", "− no words, 95 %", *CAMPS)):
-        drawn.add_column(heading, justify="right" if position > 1 else "left")
-    for ensemble, way in dict.fromkeys((row.ensemble, row.way) for row in rows):
-        of = [row for row in rows if (row.ensemble, row.way) == (ensemble, way)]
-        camps: Any = np.mean([row.camps for row in of], axis=0)
-        gain = of[0].gain
-        interval = f"{gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
-        mean = float(np.mean([row.agreement for row in of]))
-        drawn.add_row(ensemble, way, f"{mean:.3f}", interval, *(f"{value:.3f}" for value in camps))
-    return drawn
 
 
 if __name__ == "__main__":

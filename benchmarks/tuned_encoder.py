@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
 import voices
 from rich import box
 from rich.console import Console
@@ -63,7 +64,7 @@ def main() -> None:
         if arguments.json:
             print(json.dumps(to_json(found)))
         else:
-            Console(width=200).print(voices.table(found))
+            Console(width=200).print(tables.table(found))
         return
     true_prob = None
     if arguments.votes:
@@ -139,7 +140,7 @@ def measure(
 # --- whole rankings ---------------------------------------------------------------------------------------------------
 
 
-def of_judgments(arguments: argparse.Namespace) -> Iterator[voices.Row]:
+def of_judgments(arguments: argparse.Namespace) -> Iterator[tables.Row]:
     """Fit frozen and trained features to rankings, and yield a row of figures for each."""
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         options = {"seed": seed, "encoder": arguments.encoder}
@@ -160,8 +161,8 @@ def of_judgments(arguments: argparse.Namespace) -> Iterator[voices.Row]:
 
 
 def both_fits(
-    votes: PreferenceSet | RaterVotes, measured: Callable[[RewardEnsemble], voices.Row], options: dict[str, Any]
-) -> Iterator[voices.Row]:
+    votes: PreferenceSet | RaterVotes, measured: Callable[[RewardEnsemble], tables.Row], options: dict[str, Any]
+) -> Iterator[tables.Row]:
     """Yield the figures of a fit on frozen features and of one with trained pooling, whichever ``fit`` would use."""
     frozen = pluralign.fit(votes, **options)
     yield {"features": "frozen", **figures(frozen, frozen, measured)}
@@ -179,13 +180,13 @@ def both_fits(
 
 
 def figures(
-    ensemble: RewardEnsemble, frozen: RewardEnsemble, measured: Callable[[RewardEnsemble], voices.Row]
-) -> voices.Row:
+    ensemble: RewardEnsemble, frozen: RewardEnsemble, measured: Callable[[RewardEnsemble], tables.Row]
+) -> tables.Row:
     """Return the figures of an ensemble, with its log P per held-out ranking minus that of the frozen ensemble."""
     found, other = (voices.evaluation_of(one).judgments for one in (ensemble, frozen))
     assert found is not None
     assert other is not None
-    row: voices.Row = {**measured(ensemble), "log P": found.log_likelihood}
+    row: tables.Row = {**measured(ensemble), "log P": found.log_likelihood}
     row |= {"− frozen": found.log_likelihood - other.log_likelihood, "gain": found.gain}
     return {**row, "seconds": ensemble.record.seconds, "used": ""}
 

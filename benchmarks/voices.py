@@ -36,14 +36,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from pluralism import Group, read_rankings, score, variation
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from scipy.special import softmax
+from tables import Row, show
 
 import pluralign
 from pluralign.core.arrays import FloatArray
@@ -63,7 +61,6 @@ from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 
 COUNTS, RANKINGS, IDS = "counts", "rankings", "rankings and ids"
-Row: TypeAlias = dict[str, str | int | float | Interval | None]
 
 
 def main() -> None:
@@ -92,25 +89,9 @@ def main() -> None:
     for row in arguments.run(arguments):
         rows.append(row)
         print(json.dumps(to_json(row)), file=sys.stderr, flush=True)  # a killed run keeps its finished rows
-    Console(width=200).print(table(rows))
+    show(rows)
     given = {name: value for name, value in vars(arguments).items() if name not in ("run", "path")}
     print(json.dumps({"command": arguments.run.__name__, **given, "rows": to_json(rows)}))
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """Return rows with the same keys as a table."""
-    drawn = Table(box=box.SIMPLE_HEAD)
-    for name, value in rows[0].items():
-        drawn.add_column(name, justify="left" if isinstance(value, str) else "right")
-    for row in rows:
-        drawn.add_row(*(_shown(value) for value in row.values()))
-    return drawn
-
-
-def _shown(value: str | int | float | Interval | None) -> str:
-    if isinstance(value, Interval):
-        return f"{value.mean:+.4f} [{value.low:+.4f}, {value.high:+.4f}]"
-    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def fit(votes: PreferenceSet | RaterVotes, arguments: argparse.Namespace, **options: Any) -> RewardEnsemble:

@@ -18,7 +18,7 @@ def main() -> None:
     """Print the consensus, the slate, and three answers of randomly drawn members."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("question")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1", help="address of pluralign serve")
     parser.add_argument("--candidate", action="append", help="answer to choose from; repeatable")
     arguments = parser.parse_args()
 
