@@ -6,9 +6,9 @@ DATA is anything that ``pluralign fit`` reads. One split by prompt; ensembles ar
 and twice the number of members, and with each target (votes, teacher). Two ensembles are equally calibrated if the 95 %
 interval of the difference of their held-out Brier scores contains 0. For such pairs the table has means of
 
-- |p̂ − p̂′|: mean absolute difference of the predicted shares on held-out pairs;
+- shares: |p̂ − p̂′|, the mean absolute difference of the predicted shares on held-out pairs;
 - members: distance between their members, matched in the best way (earth mover's distance; a matched pair costs the
-  share of pairs on which it disagrees), with the value without matching in brackets;
+  share of pairs on which it disagrees); unmatched: the same without matching;
 - even part: the same for the even parts, in which each member has its opposite beside it;
 - first choices: total variation between the distributions of first choices among the responses to a prompt.
 """
