@@ -1,7 +1,6 @@
 """Do cards name what members want? Phrases on the cards against the known tastes of a town hall's camps.
 
     python benchmarks/member_cards.py [--pairs 4000] [--seeds 1] [--k 8] [--encoder minilm] [--folder DIR] [--json]
-    python benchmarks/member_cards.py --votes habermas.jsonl.gz [--k 8] [--json]
 
 Members are fitted with rater ids (``fit --raters``). A member that stands for a camp (``measuring.camps``) should have
 the camp's views on its card. A phrase expresses a feature if the sentences that the town hall writes it in are, by
@@ -12,10 +11,8 @@ for the phrases of positions, which were tested together:
 
 - shown: phrases on the cards of members that stand for a camp; expressive: those that express a feature;
 - agree: share of the expressive ones whose sign agrees with the matched camp;
-- other camps: the same against the five other camps, the chance level for a card that ignores its member;
+- agree other camps: the same against the five other camps, the chance level for a card that ignores its member;
 - named: camps with a member whose strongest taste (of the four values and compromise) a phrase on the card names.
-
-With ``--votes`` the truth is unknown: the benchmark counts the proposals and those that survive on the other half.
 """
 
 import argparse
@@ -28,10 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from tables import show
 
 import pluralign
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.ensemble.held_out import score_held_out
 from pluralign.measuring.camps import camps_of_ensemble
 from pluralign.measuring.leans import SignedVotes
 from pluralign.measuring.views import View, Views, find_views, phrases_of
@@ -44,6 +42,7 @@ TEST_FRACTION = 0.2
 EXPRESSES = 0.9
 """Share of a phrase's sentences that must belong to one feature and sign."""
 COMPROMISE = "compromise"
+COUNTED = ("shown", "expressive", "agree", "agree_other_camps", "named", "camps")
 Sign = tuple[str, float]
 
 
@@ -64,18 +63,6 @@ class Counts:
     """Of these, camps whose strongest taste a phrase on the card names."""
 
 
-@dataclass(frozen=True)
-class Survivors:
-    """Views of an ensemble whose truth is unknown."""
-
-    members: int
-    prompts: int
-    proposed: int
-    phrases: int
-    positions: int
-    members_with_views: int
-
-
 def main() -> None:
     """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,26 +71,18 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--encoder", default="minilm", help="as in pluralign fit")
     parser.add_argument("--folder", help="keep the fits in this folder, and use those that are there")
-    parser.add_argument("--votes", help="other votes, whose truth is unknown")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    if options.votes:
-        found = [count_survivors(options, seed) for seed in range(options.seeds)]
-        print(json.dumps([asdict(one) for one in found]) if options.json else "\n".join(map(str, found)))
-        return
     rows = [row for seed in range(options.seeds) for row in measure(options, seed)]
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
         return
-    print(f"{options.pairs:,} pairs, {options.encoder}, k = {options.k}, {options.seeds} splits")
-    print(f"{'':24}{'shown':>7}{'expressive':>12}{'agree':>8}{'other camps':>13}{'named':>8}")
+    total = []
     for kind in dict.fromkeys(row.kind for row in rows):
-        of = [row for row in rows if row.kind == kind]
-        total = {name: sum(getattr(row, name) for row in of) for name in asdict(of[0]) if name not in ("kind", "seed")}
-        n = max(total["expressive"], 1)
-        agree, other = total["agree"] / n, total["agree_other_camps"] / n
-        named = f"{total['named']}/{total['camps']}"
-        print(f"{kind:24}{total['shown']:>7}{total['expressive']:>12}{agree:>8.2f}{other:>13.2f}{named:>8}")
+        sums = {name: sum(getattr(row, name) for row in rows if row.kind == kind) for name in COUNTED}
+        shares = {name: sums[name] / max(sums["expressive"], 1) for name in ("agree", "agree_other_camps")}
+        total.append({"kind": kind, **sums, **shares})
+    show(total, f"{options.pairs:,} pairs, {options.encoder}, k = {options.k}, {options.seeds} splits")
 
 
 def fit(votes: RaterVotes | PreferenceSet, options: argparse.Namespace, seed: int) -> RewardEnsemble:
@@ -214,22 +193,6 @@ def _sentences() -> Iterator[tuple[Sign, str]]:
     others += [words.list_titles, words.support_frames, *words.support.values(), *words.cost.values()]
     for table in others:
         yield from ((("", 0.0), sentence) for sentences in table.values() for sentence in sentences)
-
-
-def count_survivors(options: argparse.Namespace, seed: int) -> Survivors:
-    """Fit members to votes without known tastes, and count the views that survive on the other half."""
-    votes = pluralign.load_preferences(options.votes)
-    ensemble = fit(votes, options, seed)
-    held_out: HeldOutVotes = score_held_out(ensemble, votes)
-    views = find_views(SignedVotes.of(held_out, ensemble.weights))
-    return Survivors(
-        len(views),
-        len(held_out.preferences.prompts),
-        sum(one.proposed for one in views),
-        sum(len(one.phrases) for one in views),
-        sum(len(one.positions) for one in views),
-        sum(bool(one.phrases or one.positions) for one in views),
-    )
 
 
 if __name__ == "__main__":

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from serving import fresh_pairs
 from soak_server import Client, Server, Upstream
+from tables import show
 
 from pluralign import fit, town_hall
 
@@ -74,8 +73,7 @@ def main() -> None:
         memory = {"megabytes": found.megabytes, "settled": found.settled}
         print(json.dumps({"kept": kept, "promises": promises, "phases": phases} | memory))
     else:
-        for table in tables(found):
-            Console(width=120).print(table)
+        print_tables(found)
     sys.exit(0 if kept else 1)
 
 
@@ -141,29 +139,21 @@ class Found:
         return self.phases[-1]
 
 
-def tables(found: Found) -> Iterator[Table]:
-    """Yield the tables of phases, memory and promises."""
-    phases = Table("phase", box=box.SIMPLE_HEAD, title=f"{found.sent:,} requests with distinct texts")
-    for heading in ("requests", "statuses", "lost", "p50 / first", "p99 / first"):
-        phases.add_column(heading, justify="right")
-    for phase in found.phases:
-        figures = phase.figures(found.steady)
-        statuses = ", ".join(f"{status}: {n:,}" for status, n in figures["statuses"].items())
-        ratios = (f"{figures[name]:.3g}" for name in ("p50_ratio", "p99_ratio"))
-        phases.add_row(phase.name, f"{phase.statuses.total() + phase.lost:,}", statuses, str(phase.lost), *ratios)
-    yield phases
-    memory = Table("requests", "resident memory, MB", box=box.SIMPLE_HEAD)
-    for sent, megabytes in found.megabytes.items():
-        memory.add_row(f"{sent:,}", f"{megabytes:.1f}")
-    for number, megabytes in enumerate(found.settled, 1):
-        memory.add_row(f"after round {number}", f"{megabytes:.1f}")
-    yield memory
-    promises = Table("promise", "measured", "at most", "kept", box=box.SIMPLE_HEAD)
-    for promise in found.promises:
-        promises.add_row(
-            promise.text, f"{promise.measured:,.4g}", f"{promise.most:g}", "yes" if promise.kept else "[red]no[/]"
-        )
-    yield promises
+def print_tables(found: Found) -> None:
+    """Print the tables of phases, memory and promises."""
+    phases = [
+        {**phase.figures(found.steady), "requests": phase.statuses.total() + phase.lost} for phase in found.phases
+    ]
+    show([row | {"statuses": str(row["statuses"])} for row in phases], f"{found.sent:,} requests with distinct texts")
+    memory = {f"{sent:,} requests": megabytes for sent, megabytes in found.megabytes.items()}
+    memory |= {f"after round {number}": megabytes for number, megabytes in enumerate(found.settled, 1)}
+    show([{"": when, "resident memory, MB": megabytes} for when, megabytes in memory.items()])
+    show(
+        [
+            {"promise": one.text, "measured": one.measured, "at most": one.most, "kept": str(one.kept)}
+            for one in found.promises
+        ]
+    )
 
 
 # --- the soak ---------------------------------------------------------------------------------------------------------
@@ -366,15 +356,11 @@ async def load(
 
 def fresh_requests() -> Iterator[Request]:
     """Yield comparisons and scores of the town hall's texts in turn, no two texts the same."""
-    votes = town_hall(2000, seed=1).preferences
-    for number in itertools.count():
-        row = number % len(votes)
-        prompt = str(votes.prompts[votes.prompt_index[row]])
-        a, b = (f"{votes.responses[index[row]]} ({number})" for index in (votes.a_index, votes.b_index))
+    for number, pair in enumerate(fresh_pairs()):
         if number % 2:
-            yield "/v1/score", {"texts": [{"prompt": prompt, "response": a}]}
+            yield "/v1/score", {"texts": [{"prompt": pair["prompt"], "response": pair["response_a"]}]}
         else:
-            yield "/v1/compare", {"pairs": [{"prompt": prompt, "response_a": a, "response_b": b}]}
+            yield "/v1/compare", {"pairs": [pair]}
 
 
 if __name__ == "__main__":
