@@ -40,7 +40,7 @@ class FitOptions:
     target: Target = option(
         "auto",
         "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
-        "from votes alone. auto: the best target on validation prompts.",
+        "from votes alone. auto: teacher, unless validation prompts clearly prefer the votes.",
     )
     judgments: bool = option(
         True,
@@ -113,7 +113,7 @@ class FinetuneOptions:
     compare_frozen: bool = option(
         True,
         "Backbone or --pooling attention, joint: also fit the ensemble without training the features, and keep it if "
-        "it predicts validation prompts better.",
+        "the trained features are not clearly better on validation prompts.",
     )
     epochs: float = option(1.0, "Backbone: passes over the training pairs.")
     batch_size: int | None = option(
