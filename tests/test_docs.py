@@ -233,6 +233,24 @@ def test_fields_and_classes_in_the_docs_exist() -> None:
         assert missing == set(), name(page)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["inspect votes.jsonl.gz", "certify town", "diversity town", "profile town", "evaluate town new-votes.jsonl.gz"],
+)
+def test_json_keys_are_documented(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from pluralign.cli.main import app
+
+    monkeypatch.chdir(folder)
+    found = json.loads(CliRunner().invoke(app, [*line.split(), "--json"]).stdout)
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    section = page.split(f"<!-- command: {line.split()[0]} -->")[1].partition("\n## ")[0]
+    assert set(found) <= set(re.findall(r"\w+", section))
+    documented = re.findall(r"`(\w+)`", section.partition("JSON keys: ")[2])
+    assert set(documented) <= set(re.findall(r"\"(\w+)\":", json.dumps(found)))
+
+
 def test_every_command_and_every_room_has_its_section() -> None:
     from pluralign.cli.main import app
 
