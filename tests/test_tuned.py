@@ -12,7 +12,7 @@ from rich.console import Console
 from tiny import camp_votes, ranked_camps
 
 from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences
-from pluralign.cli.render.results import encoder_sentence, fit_page
+from pluralign.cli.render.results import fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
 from pluralign.learning import tuned
@@ -77,7 +77,7 @@ def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(llama: Pa
     assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_frozen)
     assert isinstance(ensemble.features, TextFeatures)
     assert not list((tmp_path / "worse").glob("backbone*"))
-    assert encoder_sentence(choice).startswith("The frozen features are used: training did not clearly help")
+    assert choice.why.startswith("training did not clearly help")
 
 
 @pytest.mark.slow
