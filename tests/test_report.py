@@ -36,7 +36,7 @@ from pluralign.publishing.figures import (
     tau_heat_map,
 )
 from pluralign.publishing.report import page
-from pluralign.publishing.tables import representation_tables
+from pluralign.publishing.tables import Table, representation_tables
 from pluralign.theory.intervals import Interval
 
 HOSTILE = (
@@ -232,6 +232,25 @@ def test_a_browser_shows_hostile_texts_as_plain_text(
     assert all(box["width"] > 150 for box in (svg.bounding_box() for svg in tab.query_selector_all("figure svg")))
     dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(20, 22, 27)") == (scheme == "dark")
+    tab.close()
+
+
+def test_a_phone_and_a_printer_get_the_whole_report(
+    ensemble: RewardEnsemble, found: ReportData, tmp_path: Path, browser: Any
+) -> None:
+    columns = ("", "k", "Brier", "corrected", "true error", "worst member", "seconds")
+    wide = Table("All methods", columns, [["perfect single reward", 1000, *[-0.1234] * 4, "123.4"]])
+    (tmp_path / "r.html").write_text(page(ensemble, found, details=[wide]), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 390, "height": 900})
+    tab.goto((tmp_path / "r.html").as_uri())
+    certificate = "document.querySelector('#certificate table').checkVisibility()"
+    assert not tab.evaluate(certificate)
+    tab.emulate_media(media="print")
+    assert tab.evaluate(certificate)
+    tab.emulate_media(media="screen")
+    tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    clipped = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert tab.evaluate(clipped) == 0
     tab.close()
 
 
