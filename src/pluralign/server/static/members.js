@@ -15,7 +15,7 @@ export function members(panel, ensemble) {
     el(
       "p",
       {},
-      "Measured on held-out votes. Cards list only significant differences; of all claims together, 5 % may be false. ",
+      "Measured on held-out votes. Cards list only significant differences; of all claims together, 5\u00a0% may be false. ",
       "Phrases and views come from one half of the prompts and are tested on the other half. ",
       "Bars show how often a member prefers the trait if two answers differ in it; the line marks all members ",
       "together.",
