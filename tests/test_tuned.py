@@ -15,11 +15,13 @@ from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fi
 from pluralign.cli.render.results import fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
+from pluralign.ensemble.record import EncoderChoice
 from pluralign.learning import tuned
 from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
 from pluralign.learning.backbone.train import StepCallback
 from pluralign.learning.task import FitWatcher
 from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
+from pluralign.publishing.tables import encoder_table
 from pluralign.text.encoders import TextFeatures
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -102,6 +104,13 @@ def test_a_backbone_learns_from_counts_and_its_members_from_rankings(llama: Path
     assert record.encoders is not None
     assert record.encoders.judgments
     assert any("learned from vote counts, and only its members from" in note for note in record.notes or [])
+
+
+def test_trained_and_frozen_features_are_compared_in_a_table() -> None:
+    choice = EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)
+    frozen, trained = encoder_table(choice).lines
+    assert frozen == ["frozen", "0.0584", "0.0268", ""]
+    assert trained == ["trained", "0.0568", "0.0246", "[−0.0030, −0.0014]"]
 
 
 # --- early stopping over the stages
