@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,15 +90,11 @@ def test_an_error_of_the_system_is_one_sentence_with_the_file() -> None:
 # --- shell completion -------------------------------------------------------------------------------------------------
 
 
-def test_a_completion_script_is_printed_for_a_shell() -> None:
-    assert "complete -o default -F _pluralign_completion pluralign" in run("--show-completion", "bash").stdout
-    assert "#compdef pluralign" in run("--show-completion", "zsh").stdout
-    assert run("--show-completion", "tcsh").returncode == 2
-
-
-def test_completion_is_installed_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    printed("--install-completion", "bash")
+def test_completion_is_printed_and_installed_for_the_shell_that_runs(tmp_path: Path) -> None:
+    both = " && ".join(f"{sys.executable} -m pluralign --{what}-completion" for what in ("show", "install"))
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", f"{both}; true"], env=environment, capture_output=True, text=True, check=True)
+    assert "complete -o default -F _pluralign_completion pluralign" in done.stdout
     script = tmp_path / ".bash_completions" / "pluralign.sh"
     assert "_PLURALIGN_COMPLETE=complete_bash" in script.read_text()
     assert str(script) in (tmp_path / ".bashrc").read_text()
@@ -161,7 +160,7 @@ def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
     result = demo(town_hall(300, rankings=True), encoder="none")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pluralign.experiments.demo.demo", lambda *_, **__: result)
+        patch.setattr("pluralign.demo", lambda *_, **__: result)
         yield
 
 

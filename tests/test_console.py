@@ -128,20 +128,18 @@ def test_short_work_prints_nothing() -> None:
     assert lines_of("Encoding texts", console.FIRST_SECONDS / 6, [(done, 5) for done in range(1, 6)]) == []
 
 
-def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
+def test_long_work_prints_a_line_per_minute() -> None:
     slow = lines_of("Tuning", 1, [(done, 1_000_000) for done in range(1, 601)])
-    assert len(slow) == 600 // console.MOST_SECONDS
-    fast = lines_of("Reading", 1, [(done, 60) for done in range(1, 61)])
-    assert len(fast) == 1 + (60 - console.FIRST_SECONDS) // console.LEAST_SECONDS
+    assert len(slow) == 1 + (600 - console.FIRST_SECONDS) // console.LATER_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
-    lines = lines_of("Reading", console.MOST_SECONDS, [(7, 0), (90, 100), (10, 100)])
+    lines = lines_of("Reading", console.LATER_SECONDS, [(7, 0), (90, 100), (10, 100)])
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_SECONDS", "LEAST_SECONDS"):
+    for name in ("FIRST_SECONDS", "LATER_SECONDS"):
         monkeypatch.setattr(f"pluralign.cli.console.{name}", 0.0)
 
 
@@ -263,7 +261,7 @@ def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, P
     os.close(leader)
     os.close(follower)
     assert done.returncode == 2
-    assert done.stderr.endswith("out.jsonl is a device or a pipe; name a regular file to write.\n")
+    assert done.stderr.endswith("is a folder, a device or a pipe; name a regular file to write.\n")
     assert words["OUT"].is_symlink()
 
 

@@ -108,7 +108,11 @@ def test_descriptions_are_saved_for_their_ensemble_only(town_folder: Path, tmp_p
     assert cards.load_descriptions(tmp_path) is None
 
 
-def test_the_command_describes_members_with_a_server(town_folder: Path, serve: Serve) -> None:  # noqa: F811
+def test_the_command_describes_members_with_a_server(
+    town_folder: Path,
+    serve: Serve,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     def script(request: Request) -> Reply:
         prompt = prompt_of(request)
         if "Describe this reader" in prompt:
@@ -116,9 +120,10 @@ def test_the_command_describes_members_with_a_server(town_folder: Path, serve: S
         a, b = prompt.split("Response A:")[1].split("Response B:")
         return says("A" if len(a) > len(b) else "B")
 
+    town_hall(480, seed=9).preferences.save(tmp_path / "other.jsonl")
     upstream = serve(script)
     options = ("--describe", "parrot", "--base-url", upstream.url)
-    shown = json.loads(run("profile", town_folder, "demo:480", "--all", *options, "--json").stdout)
+    shown = json.loads(run("profile", town_folder, tmp_path / "other.jsonl", *options, "--json").stdout)
     written = shown["members"][0]["written"]
     assert shown["described"]["calls"] == len(upstream.requests) == 3 + 3 * 2 * 100
     assert written["name"] == "<b>Bold</b>"

@@ -22,7 +22,7 @@ from pluralign.measuring import leans
 from pluralign.measuring.cards import Profile
 from pluralign.measuring.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, PREFERS, Lean, trait_values
 from pluralign.measuring.report_data import ReportData, collect_report_data
-from pluralign.measuring.verdicts import comparison
+from pluralign.publishing import tables
 from pluralign.server import page
 from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
 from pluralign.theory.posterior import most_informative
@@ -49,13 +49,8 @@ def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
     return ensemble.record.evaluation
 
 
-def with_difference(ensemble: RewardEnsemble, baseline: str, low: float, high: float) -> RewardEnsemble:
-    """The ensemble with another interval of its difference to a baseline."""
-    evaluation = evaluation_of(ensemble)
-    compared = evaluation.baselines[baseline]
-    interval = replace(compared.difference, mean=(low + high) / 2, low=low, high=high)
-    baselines = {**evaluation.baselines, baseline: replace(compared, difference=interval)}
-    return replace(ensemble, record=replace(ensemble.record, evaluation=replace(evaluation, baselines=baselines)))
+def cells_of(table: dict[str, Any]) -> list[str]:
+    return [cell for row in table["rows"] for cell in row]
 
 
 def rows_of(votes: PreferenceSet, pair: dict[str, Any]) -> list[int]:
@@ -95,18 +90,20 @@ def test_pairs_of_points_are_in_bins(ensemble: RewardEnsemble, held_out: HeldOut
             assert order[start] - 1e-9 <= pair["prob_hat"] <= order[end - 1] + 1e-9
 
 
-def test_the_comparison_has_the_ensembles_standing(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
-    rows = comparison(evaluation_of(ensemble))
-    assert [row["name"] for row in shown["comparison"]] == [row.name for row in rows]
-    for row in shown["comparison"]:
-        gap = row["difference"]
-        expected = gap and ("ahead" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level")
-        assert row["standing"] == expected
+def test_the_tables_are_those_of_the_report(
+    ensemble: RewardEnsemble, shown: dict[str, Any], report: ReportData
+) -> None:
+    evaluation = evaluation_of(ensemble)
+    expected = [tables.comparison_table(evaluation), *tables.judgment_tables(evaluation)]
+    expected += tables.group_tables(report.groups)
+    assert [table["rows"] for table in shown["tables"]] == [table.lines for table in expected]
+    worst = report.worst_group
+    assert shown["worst_group"] == (tables.worst_group_sentence(worst) if worst and worst.groups > 1 else "")
 
 
 def test_the_history_has_the_baselines(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     points, evaluation = shown["history"]["points"], evaluation_of(ensemble)
-    assert [(point["k"], point["brier"]) for point in points] == [
+    assert [(point["k"], point["test_brier"]) for point in points] == [
         (row.k, row.test_brier) for row in ensemble.record.history
     ]
     for key in ("floor", "soft_bt", "constant_half"):
@@ -117,21 +114,22 @@ def test_the_history_has_the_baselines(ensemble: RewardEnsemble, shown: dict[str
 def test_the_headline_is_the_main_figures(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     evaluation = evaluation_of(ensemble)
     assert shown["headline"] == to_json(headline(evaluation, ensemble.record))
-    assert (shown["cross_validated"], shown["floor_note"], shown["left_out"]) == (False, "", "")
+    assert (shown["cross_validated"], shown["left_out"]) == (False, "")
 
 
 def test_a_cross_validation_counts(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> None:
     evaluation = evaluation_of(ensemble)
-    pooled = replace(evaluation, test=replace(evaluation.test, brier_corrected=0.0123), members=[])
+    test = replace(evaluation.test, brier_corrected=0.0123)
+    pooled = replace(evaluation, test=test, levels={**evaluation.levels, evaluation.level: test}, members=[])
     record = replace(ensemble.record, cross_validation=pooled)
     shown = page_json(replace(ensemble, record=record), held_out, profiles=report.profiles)
     assert "0.0123" in shown["headline"]["main"]
-    assert shown["test"]["brier_corrected"] == 0.0123
+    assert "0.0123" in cells_of(shown["tables"][0])
     assert shown["cross_validated"]
     assert [point["count"] for point in shown["reliability"]] == list(evaluation.reliability.count)
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
     assert len(shown["members"]) == 3, "the members are those of the served ensemble"
-    assert [row["k"] for row in shown["comparison"] if row["judged"]] == [3]
+    assert shown["tables"][0]["rows"][shown["tables"][0]["main"]][1] == "3"
 
 
 def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble) -> None:
@@ -139,18 +137,17 @@ def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble
     floor = without_verdict(evaluation.baselines["floor"])
     few_votes = replace(evaluation, baselines={**evaluation.baselines, "floor": floor})
     shown = page_json(replace(ensemble, record=replace(ensemble.record, evaluation=few_votes)))
-    assert shown["floor_note"] == FEW_VOTES
+    assert FEW_VOTES in shown["tables"][0]["note"]
     assert "floor" not in shown["history"]["lines"]
-    assert "floor" not in [row["name"] for row in shown["comparison"]]
+    assert "floor" not in cells_of(shown["tables"][0])
 
 
 def test_few_prompts_have_no_intervals(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
-    some = held_out[held_out.preferences.prompt_index < 19]
-    assert {point["interval"] for point in page_json(ensemble, some)["reliability"]} == {None}
     evaluation = evaluation_of(ensemble)
     recorded = replace(ensemble.record, evaluation=replace(evaluation, prompts=19))
-    shown = page_json(replace(ensemble, record=recorded))
-    assert {point["interval"] for point in shown["reliability"]} == {None}
+    for votes in (None, held_out):
+        shown = page_json(replace(ensemble, record=recorded), votes)
+        assert {point["interval"] for point in shown["reliability"]} == {None}
     assert shown["headline"]["standing"] == "level"
     assert shown["headline"]["verdict"].startswith("No verdict: 19 test prompts")
 
@@ -164,7 +161,7 @@ def test_other_votes_report_what_was_left_out(ensemble: RewardEnsemble) -> None:
     assert shown["left_out"] == scored.left_out.sentence
     assert f"({scored.left_out.pairs:,} pairs)" in shown["left_out"]
     assert shown["votes"]["pairs"] == len(votes) - scored.left_out.pairs
-    assert shown["test"]["brier"] == evaluation.test.brier
+    assert f"{evaluation.test.brier:.4f}" in cells_of(shown["tables"][0])
 
 
 def test_cards_agree_with_profiles(shown: dict[str, Any], report: ReportData) -> None:
@@ -202,7 +199,7 @@ def test_long_texts_are_sampled_and_other_figures_use_all_votes(
     assert 1 < some["read"]["prompts"] < some["read"]["of"] == len(votes.prompts)
     assert some["tau"]["prompts"] == some["read"]["prompts"]
     assert shown["read"] == {"prompts": len(votes.prompts), "of": len(votes.prompts)}
-    for key in ("votes", "reliability", "groups", "steering_pairs"):
+    for key in ("votes", "reliability", "tables", "steering_pairs"):
         assert some[key] == shown[key]
 
 
@@ -221,10 +218,10 @@ def test_the_share_of_a_length_lean_can_be_recounted(held_out: HeldOutVotes, ens
 
 
 def test_shares_count_the_claimed_side() -> None:
-    lean = page.card_lean(a_lean("hedging", -0.4, claim=f"{PREFERS}unhedged claims"))
-    assert (lean.share, lean.share_of_all, lean.share_of_people) == pytest.approx((0.7, 0.5, 0.45))
-    less = page.card_lean(a_lean("length", -0.1, claim=f"{CARES_LESS}longer answers"))
-    assert (less.share, less.share_of_people) == pytest.approx((0.45, 0.55))
+    lean = a_lean("hedging", -0.4, claim=f"{PREFERS}unhedged claims")
+    assert lean.shares() == pytest.approx((0.7, 0.5, 0.45))
+    own, _, people = a_lean("length", -0.1, claim=f"{CARES_LESS}longer answers").shares()
+    assert (own, people) == pytest.approx((0.45, 0.55))
 
 
 def test_long_texts_are_cut_and_no_examples(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -248,18 +245,18 @@ def test_without_held_out_votes_only_the_record_is_shown(ensemble: RewardEnsembl
     evaluation = evaluation_of(ensemble)
     assert [card["disagreement"] for card in shown["members"]] == [member.disagreement for member in evaluation.members]
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
-    known = {"comparison", "history", "reliability"}
-    unknown = {"examples", "steering_pairs", "groups", "tau", "votes", "worst_group", "read"}
+    known = {"tables", "history", "reliability"}
+    unknown = {"examples", "steering_pairs", "tau", "votes", "worst_group", "read"}
     assert {key for key in known | unknown if shown[key]} == known
 
 
-def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+def test_members_worse_than_chance_are_marked(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     rewards = held_out.rewards.copy()
     rewards[:, 1] = -rewards[:, 0]
     shown = page_json(ensemble, HeldOutVotes(held_out.preferences, rewards))
-    far = [card["member"] for card in shown["members"] if card["disagreement"] > 0.5]
-    assert len(far) == 1
-    assert [warning.split(" disagrees ")[0] for warning in shown["warnings"]] == [f"Member {far[0]}"]
+    far = [card["disagreement"] > 0.5 for card in shown["members"]]
+    assert [card["far"] for card in shown["members"]] == far
+    assert sum(far) == 1
 
 
 # --- page examples ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Three new users, end to end: an engineer with a CSV file, a product engineer with an OpenAI client, a researcher.
 
-Each test asserts what a newcomer must be able to trust: no figures on training prompts, no verdict from a few prompts,
-no comparison that few votes cannot support.
+Each test asserts what a newcomer must be able to trust: no false statement about people, no figures on training
+prompts, no verdict from a few prompts, no comparison that few votes cannot support; and that an insight comes first.
 """
 
 import csv
@@ -113,6 +113,60 @@ def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path
     assert (work / "ensemble" / "ensemble.json").read_bytes() == before
 
 
+def test_the_insight_comes_first_on_every_surface(work: Path) -> None:
+    title = json.loads((work / "fit.json").read_text())["insight"]["title"]
+    shown = printed("evaluate", work / "ensemble", work / "votes.csv", *RENAME)
+    assert shown.index("Votes on") < shown.index("Trust: a predicted share") < shown.index("Main number")
+    ensemble = RewardEnsemble.load(work / "ensemble")
+    assert str(ensemble).splitlines()[0] == title
+    printed("report", work / "ensemble", "-o", work / "report.html")
+    report = (work / "report.html").read_text().partition("<main>")[2]
+    opening, folded = report.split("<details", 1)
+    assert title in opening
+    assert "Brier" not in opening + ensemble._repr_html_().partition("Main number")[0]
+    assert "<details" not in opening
+    assert "Brier" in folded
+    printed("export", work / "ensemble", "-o", work / "exported")
+    card = (work / "exported" / "README.md").read_text()
+    assert card.index(title) < card.index("Brier")
+
+
+def test_ids_of_annotators_are_offered_for_use_and_not_kept(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"Shall we build {i}?", "chosen": f"Yes, {i} times.", "rejected": "No!", "annotator_id": f"ann-{j}"}
+        for i in range(12)
+        for j in range(3)
+    ]
+    (tmp_path / "votes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run("fit", tmp_path / "votes.jsonl", "-o", tmp_path / "out", *FAST)
+    assert done.returncode == 0, done.stderr
+    assert "to use them: --raters annotator_id" in done.stderr
+    assert not [file.name for file in (tmp_path / "out").iterdir() if b"ann-" in file.read_bytes()]
+
+
+def test_candidates_for_another_question_and_a_single_candidate_state_no_share(work: Path, tmp_path: Path) -> None:
+    file, text = tmp_path / "candidates.jsonl", "I say yes to the trees, because nature matters to all of us."
+    file.write_text(json.dumps({"prompt": "Shall we plant trees?", "responses": [text]}))
+    done = run("answer", work / "ensemble", "Shall we dance?", "--candidates", file)
+    assert done.returncode == 2
+    assert "candidates are for another prompt" in done.stderr
+    shown = printed("answer", work / "ensemble", "Shall we plant trees?", "--candidates", file)
+    assert "it has no rival" in shown
+    assert "%" not in shown
+    question = str(load_held_out(work / "ensemble").preferences.prompts[0])
+    assert "Slate: " in printed("answer", work / "ensemble", question), "held-out candidates are used"
+
+
+def test_small_things_are_said_right(work: Path, tmp_path: Path) -> None:
+    assert run("inspect", "helpstear2").stderr.endswith("did you mean 'helpsteer2'?\n")
+    encoded = printed("encode", "demo:60", "-o", tmp_path / "features", "--encoder", "none")
+    assert " texts, " in encoded
+    assert "1 shard," in encoded
+    certified = printed("certify", work / "ensemble")
+    assert "−0.0000" not in certified
+    assert "(0 is perfect)" not in certified
+
+
 # --- few prompts, few votes -------------------------------------------------------------------------------------------
 
 
@@ -170,6 +224,31 @@ def test_the_server_compares_as_python_does(served: Client, work: Path) -> None:
     assert found["prob_hat"] == pytest.approx(float(RewardEnsemble.load(work / "ensemble").prob_hat(votes)[0]))
 
 
+def test_gibberish_has_no_share_and_never_wins(served: Client) -> None:
+    nonsense = ["asdf jkl qwer", "blue blue blue the the"]
+    sensible = "I am firmly for planting more trees in the town, because nature matters, and the cost is small."
+    both = [sensible, "I am against the trees, because the council should spend less and tax us less."]
+    for candidates in ([*nonsense, sensible], [*nonsense, *both]):
+        asked = {"prompt": "Shall we plant trees?", "candidates": candidates}
+        found = served.json("/v1/answer", asked)
+        assert set(found["unlike"]) == set(nonsense)
+        assert not {entry["text"] for entry in found["answers"]} & set(nonsense)
+        assert found["consensus"]["text"] not in nonsense
+        assert "unlike anything these people voted on" in found["notes"][0]
+        drawn = served.json("/v1/answer", asked | {"mode": "distributional"})["answers"][0]["text"]
+        assert drawn not in nonsense
+    like = {"prompt": "Shall we plant trees?", "candidates": both, "mode": "steerable", "like": "xyzzy qwerty"}
+    assert "changed nothing" in served.json("/v1/answer", like)["notes"][0]
+
+
+def test_rewards_of_members_are_not_averaged(served: Client, fitted: RewardEnsemble) -> None:
+    status, code, message = served.error("/get_reward", {"query": ["Tea? Yes."], "prompts": ["Tea?"]})
+    assert (status, code) == (422, "member_required")
+    with pytest.raises(pluralign.UsageError, match="different scales"):
+        fitted.as_reward_func()
+    assert "different scales" in message
+
+
 # --- a researcher in Python -------------------------------------------------------------------------------------------
 
 
@@ -195,3 +274,30 @@ def test_researcher_evaluates_on_the_votes_of_the_fit_and_gets_its_figures(
     leaked = pluralign.evaluate(fitted, votes, groups=[], all_prompts=True)
     assert leaked.left_out.pairs == 0
     assert leaked.test.brier_corrected < result.test.brier_corrected
+
+
+def test_python_is_answered_in_python(votes: PreferenceSet, fitted: RewardEnsemble) -> None:
+    rows = [{COLUMNS[name]: value for name, value in row.items() if name in COLUMNS} for row in votes.to_records()]
+    with pytest.raises(pluralign.DataError, match=r"rename=\{'prompt': 'question'") as caught:
+        pluralign.load_preferences(rows)
+    assert "--rename" not in str(caught.value)
+    assert len(pluralign.load_preferences(rows, rename=COLUMNS)) == 640
+    with pytest.raises(pluralign.UsageError, match="did you mean 'minilm'"):
+        pluralign.fit(votes, encoder="minilmm")
+    other = pluralign.fit(votes, **FAST_OPTIONS | {"k": 1, "seed": 3})
+    assert "ensemble 2 (k = 1)" in str(pluralign.evaluate(fitted, votes, against=[other], groups=[]))
+    assert "majority share" in str(pluralign.inspect(votes))
+
+
+def test_rows_of_other_projects_are_read_as_they_are() -> None:
+    dialogue = "\n\nHuman: Tea?\n\nAssistant:"
+    layouts: list[list[dict[str, Any]]] = [
+        [{"chosen": f"{dialogue} Yes, please.", "rejected": f"{dialogue} No."}],
+        [{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "winner": "model_a"}],
+        [{"instruction": "Tea?", "completions": [{"response": "Yes.", "overall_score": 4},
+                                                 {"response": "No.", "overall_score": 2}]}],
+    ]  # fmt: skip
+    for rows in layouts:
+        read = pluralign.load_preferences(rows, min_votes=1)
+        assert len(read) == 1
+        assert {str(text) for text in read.responses} <= {"Yes.", "Yes, please.", "No."}

@@ -12,14 +12,16 @@ from rich.console import Console
 from tiny import camp_votes, ranked_camps
 
 from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences
-from pluralign.cli.render.results import encoder_sentence, fit_page
+from pluralign.cli.render.results import fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
+from pluralign.ensemble.record import EncoderChoice
 from pluralign.learning import tuned
 from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
 from pluralign.learning.backbone.train import StepCallback
 from pluralign.learning.task import FitWatcher
 from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
+from pluralign.publishing.tables import encoder_table
 from pluralign.text.encoders import TextFeatures
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -77,7 +79,7 @@ def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(llama: Pa
     assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_frozen)
     assert isinstance(ensemble.features, TextFeatures)
     assert not list((tmp_path / "worse").glob("backbone*"))
-    assert encoder_sentence(choice).startswith("The frozen features are used: training did not clearly help")
+    assert choice.why.startswith("training did not clearly help")
 
 
 @pytest.mark.slow
@@ -102,6 +104,13 @@ def test_a_backbone_learns_from_counts_and_its_members_from_rankings(llama: Path
     assert record.encoders is not None
     assert record.encoders.judgments
     assert any("learned from vote counts, and only its members from" in note for note in record.notes or [])
+
+
+def test_trained_and_frozen_features_are_compared_in_a_table() -> None:
+    choice = EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)
+    frozen, trained = encoder_table(choice).lines
+    assert frozen == ["frozen", "0.0584", "0.0268", ""]
+    assert trained == ["trained", "0.0568", "0.0246", "[−0.0030, −0.0014]"]
 
 
 # --- early stopping over the stages

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.core.errors import UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.text import printable, printable_json
 from pluralign.core.types import Progress
@@ -33,64 +33,42 @@ if TYPE_CHECKING:
 
 FIRST_SECONDS = 30.0
 """Time before the first line. Shorter work prints nothing."""
-LEAST_SECONDS = 10.0
+LATER_SECONDS = 60.0
 """Time between two lines."""
-MOST_SECONDS = 60.0
-"""After this time a line is printed even if less than ``STEP`` was done."""
-STEP = 0.1
-"""Share of the work after which a line is printed, if the last one is not recent."""
-
-Clock = Callable[[], float]
 
 
 class PlainLines:
-    """Prints lines on the progress of work, none in the first ``FIRST_SECONDS``, then at most one in ``LEAST_SECONDS``.
+    """Prints lines on the progress of work, none in the first ``FIRST_SECONDS``, then one in ``LATER_SECONDS``.
 
     Args:
         say: prints a line.
         clock: the time in seconds.
+
+    Example:
+        >>> times = iter([0.0, 12.0, 45.0])
+        >>> lines = PlainLines(print, lambda: next(times))
+        >>> lines("Encoding texts: 600 of 5,000 (12 %)")
+        >>> lines("Encoding texts: 1,200 of 5,000 (24 %)")
+        Encoding texts: 1,200 of 5,000 (24 %)
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._last, self._printed = clock(), False
 
-    @property
-    def seconds(self) -> float:
-        """Time since the last line, or since the start."""
-        return self._clock() - self._last
-
-    def __call__(self, line: str) -> bool:
-        """Print a line unless the last one is recent; return whether it was printed."""
-        if self.seconds < (LEAST_SECONDS if self._printed else FIRST_SECONDS):
-            return False
-        self._say(line)
-        self._last, self._printed = self._clock(), True
-        return True
+    def __call__(self, line: str) -> None:
+        """Print a line unless the last one is recent."""
+        now = self._clock()
+        if now - self._last >= (LATER_SECONDS if self._printed else FIRST_SECONDS):
+            self._say(line)
+            self._last, self._printed = now, True
 
 
 def plain_progress(task: str, lines: PlainLines) -> Progress:
-    """Return a function that prints the progress of a task every tenth of the work or every minute.
-
-    Example:
-        >>> times = iter([0.0, 12.0, 45.0, 45.0])
-        >>> progress = plain_progress("Encoding texts", PlainLines(print, lambda: next(times)))
-        >>> progress(600, 5000)
-        >>> progress(1200, 5000)
-        Encoding texts: 1,200 of 5,000 (24 %)
-    """
-    shown = 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        share = done / total if total else 0.0
-        if round(abs(share - shown), 6) < STEP and lines.seconds < MOST_SECONDS:
-            return
-        amount = f"{done:,} of {total:,} ({share:.0%})".replace("%", " %") if total else f"{done:,}"
-        if lines(f"{task}: {amount}"):
-            shown = share
-
-    return progress
+    """Return a function that prints the progress of a task."""
+    return lambda done, total: lines(
+        f"{task}: {done:,} of {total:,} ({100 * done / total:.0f} %)" if total else f"{task}: {done:,}"
+    )
 
 
 # --- results on stdout ------------------------------------------------------------------------------------------------
@@ -146,8 +124,8 @@ def note(sentence: str) -> None:
 def progress_bar(task: str) -> Iterator["Progress | None"]:
     """Show the progress of a task on stderr, and yield the function to call with the amount done and the total.
 
-    A terminal shows a bar. Anything else, such as the log of a CI job, gets a plain line now and then if the task takes
-    long. Yields None in all processes of a launch but the first.
+    A terminal shows a bar, which needs no call. Anything else, such as the log of a CI job, gets a plain line now and
+    then if the task takes long. Yields None in all processes of a launch but the first.
     """
     if not is_first_process():
         yield None
@@ -163,13 +141,6 @@ def progress_bar(task: str) -> Iterator["Progress | None"]:
     with Bar(console=SafeConsole(stderr=True), transient=True) as bar:
         row = bar.add_task(escape(task), total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total or None)
-
-
-@contextmanager
-def working(task: str) -> Iterator[None]:
-    """Show on a terminal that a task of unknown length is running."""
-    with progress_bar(task):
-        yield
 
 
 def is_first_process() -> bool:
@@ -206,12 +177,7 @@ def output_file(value: Path | None) -> Path | None:
     Raises:
         UsageError: it exists and is no regular file.
     """
-    target = _target(value)
-    if target is not None and target.is_dir():
-        raise UsageError(f"{value} is a folder; name the file to write.")
-    if target is not None and target.exists() and not target.is_file():
-        raise UsageError(f"{value} is a device or a pipe; name a regular file to write.")
-    return target
+    return _output(value, Path.is_file, "a folder, a device or a pipe; name a regular file")
 
 
 def output_folder(value: Path | None) -> Path | None:
@@ -220,14 +186,14 @@ def output_folder(value: Path | None) -> Path | None:
     Raises:
         UsageError: it exists and is no folder.
     """
-    target = _target(value)
-    if target is not None and target.exists() and not target.is_dir():
-        raise UsageError(f"{value} is not a folder; name a folder to write.")
+    return _output(value, Path.is_dir, "not a folder; name a folder")
+
+
+def _output(value: Path | None, fits: Callable[[Path], bool], remedy: str) -> Path | None:
+    target = value.resolve() if value is not None and value.is_symlink() else value
+    if target is not None and target.exists() and not fits(target):
+        raise UsageError(f"{value} is {remedy} to write.")
     return target
-
-
-def _target(path: Path | None) -> Path | None:
-    return path.resolve() if path is not None and path.is_symlink() else path
 
 
 # --- What commands read: votes, the held-out votes of an ensemble, and packages of optional extras.
@@ -261,26 +227,22 @@ def _note_dropped(preferences: "PreferenceSet") -> None:
         note(f"dropped from {preferences.name}: {dropped}.")
 
 
-def load_held_out_votes(
-    folder: Path, data: str | None, *, all_prompts: bool = False
-) -> tuple["RewardEnsemble", "HeldOutVotes"]:
+def load_held_out_votes(folder: Path, data: str | None) -> tuple["RewardEnsemble", "HeldOutVotes"]:
     """Return the ensemble in a folder, and the held-out votes that fit saved there or those of DATA with its rewards.
 
-    DATA is read with the options that fit recorded. Its prompts that the ensemble was trained on are left out unless
-    ``all_prompts``; a note on stderr counts them.
+    DATA is read with the options that fit recorded. Its prompts that the ensemble was trained on are left out; a note
+    on stderr counts them.
     """
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import load_held_out, score_held_out
 
     ensemble = RewardEnsemble.load(folder)
     if data is None:
-        if all_prompts:
-            raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
         return ensemble, load_held_out(folder, ensemble)
     fitted = ensemble.record.data
     preferences = load_votes(data, LoadOptions(**fitted.loaded.options) if fitted and fitted.loaded else LoadOptions())
     with progress_bar("Encoding texts") as progress:
-        held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
+        held_out = score_held_out(ensemble, preferences, progress)
     note_left_out(held_out.left_out)
     return ensemble, held_out
 
@@ -289,18 +251,3 @@ def note_left_out(left_out: "LeftOut") -> None:
     """Say on stderr how many pairs were left out because the ensemble was trained on their prompts."""
     if left_out.sentence and is_first_process():
         note(left_out.sentence + (" evaluate --all includes them." if left_out.prompts else ""))
-
-
-@contextmanager
-def needs_extra(package: str, extra: str, purpose: str) -> Iterator[None]:
-    """Turn a failed import inside the block into a sentence with the ``pip install`` command of the extra.
-
-    Args:
-        package: the package to name if the failed import does not.
-        extra: the extra that installs it.
-        purpose: what needs it, such as "a report".
-    """
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        raise MissingExtraError(missing.name or package, extra, purpose) from None

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve
 from pluralign.cli.console import log_to_stderr, say
@@ -25,7 +24,6 @@ from pluralign.core.version import __version__
 
 COMMAND_LINE_ERROR: Any = typer.BadParameter.__mro__[2]
 """``ClickException``, the class of all errors in options and arguments; typer does not export it."""
-Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start here": (experiments.demo, fit.inspect, fit.fit, fit.evaluate),
     "Analyse an ensemble": (
@@ -40,7 +38,6 @@ app = typer.Typer(
     name="pluralign",
     help="Train a small weighted ensemble of reward models whose votes split as people's votes do.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,6 +47,7 @@ app = typer.Typer(
 for heading, commands in COMMANDS.items():
     for command in commands:  # the help and the examples are those of its docstring
         help_text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+        help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in help_text.split("\n\n"))
         epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
         app.command(help=help_text, epilog=epilog, rich_help_panel=heading)(command)
 
@@ -58,19 +56,6 @@ for heading, commands in COMMANDS.items():
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all log messages on stderr.")] = False,
-    install_completion: Annotated[  # noqa: ARG001
-        Shell | None,
-        typer.Option(
-            metavar="SHELL",
-            callback=install_callback,
-            expose_value=False,
-            show_choices=False,
-            help="Install completion for bash, zsh, fish or powershell and exit.",
-        ),
-    ] = None,
-    show_completion: Annotated[  # noqa: ARG001
-        Shell | None, typer.Option(metavar="SHELL", callback=show_callback, expose_value=False, hidden=True)
-    ] = None,
 ) -> None:
     """Global options."""
     log_to_stderr(verbose)
@@ -103,8 +88,6 @@ def _run() -> None:
     for word in sys.argv[1:]:
         if word.startswith("-") and printable(name := word.partition("=")[0]) != name:
             raise UsageError(f"there is no option {name!r}; run pluralign --help.")  # typer would print it as it is
-    if "_PLURALIGN_COMPLETE" in os.environ:
-        get_completion_inspect_parameters()  # registers the shells
     try:
         code = app(prog_name="pluralign", standalone_mode=False)
     except COMMAND_LINE_ERROR as error:

@@ -63,10 +63,6 @@ OtherVotes = Annotated[
 OtherVotesOption = Annotated[
     str | None, typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR).")
 ]
-AllPrompts = Annotated[
-    bool,
-    typer.Option("--all", help="Measure on training prompts too (default: they are left out). Scores are too good."),
-]
 Candidates = Annotated[
     str | None,
     typer.Option(help="JSON Lines of {prompt, responses} to rank (default: the responses of held-out prompts)."),
@@ -96,7 +92,6 @@ PolicyFolder = Annotated[
         "shared candidates. With --base-url: the adapters are models of that server.",
     ),
 ]
-PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
 

@@ -287,12 +287,12 @@ class Evaluation:
         return str(late("publishing.notebook", "evaluation_html")(self))
 
     def plot(self) -> "Figure":
-        """Return a figure: observed against predicted shares, beside the scores of all predictions. Needs matplotlib.
+        """Return a figure of observed against predicted shares. Needs matplotlib.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        drawing: Figure = late("publishing.figures", "plot_evaluation", purpose="a figure")(self)
+        drawing: Figure = late("publishing.figures", "reliability_curve", purpose="a figure")(self)
         return drawing
 
 

@@ -29,8 +29,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.measuring.camps import CHANCE, CampStudy
-from pluralign.measuring.individuals import Representation
-from pluralign.measuring.verdicts import comparison, floor_is_compared
+from pluralign.measuring.verdicts import floor_is_compared
 from pluralign.publishing.tables import number
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -89,53 +88,44 @@ def panels(width: float, height: float, widths: Sequence[float] = (1.0,), rows: 
     return drawing, axes
 
 
+@rc_context(STYLE)
 def _one(draw: Callable[..., None], *what: Any, size: tuple[float, float] = (7.0, 3.8)) -> Figure:
     """Return a figure with one drawing."""
-    with rc_context(STYLE):
-        drawing, axes = figure(*size)
-        draw(axes, *what)
+    drawing, axes = figure(*size)
+    draw(axes, *what)
     return drawing
 
 
-def plot_evaluation(evaluation: Evaluation) -> Figure:
-    """Draw the reliability curve of an evaluation beside the scores of all predictions on the same votes."""
-    with rc_context(STYLE):
-        drawing, (left, right) = panels(10.5, 4.2, (1.0, 1.0))
-        _draw_reliability(left, evaluation)
-        _draw_comparison(right, evaluation)
-    return drawing
-
-
+@rc_context(STYLE)
 def plot_ensemble(ensemble: RewardEnsemble) -> Figure:
     """Draw the held-out Brier score by number of members beside the reliability curve, from the record of the fit."""
     record, main = ensemble.record, main_evaluation(ensemble.record)
     if main is None:
         raise UsageError("the ensemble has no held-out figures to plot; use evaluate(ensemble, votes).plot().")
     if not record.history or record.evaluation is None:
-        return plot_evaluation(main)
-    with rc_context(STYLE):
-        drawing, (left, right) = panels(11.5, 4.2, (1.3, 1.0))
-        _draw_sizes(left, record, record.evaluation)
-        _draw_reliability(right, main)
+        return reliability_curve(main)
+    drawing, (left, right) = panels(11.5, 4.2, (1.3, 1.0))
+    _draw_sizes(left, record, record.evaluation)
+    _draw_reliability(right, main)
     return drawing
 
 
+@rc_context(STYLE)
 def share_histogram(votes: Inspection) -> Figure:
     """Draw the distribution of the majority share over pairs: the paper's histogram of p."""
-    with rc_context(STYLE):
-        drawing, axes = figure(height=3.0)
-        single_values = all(bar.low == bar.high for bar in votes.histogram)
-        middles = [(bar.low + bar.high) / 2 for bar in votes.histogram]
-        width = 0.8 * min([b - a for a, b in itertools.pairwise(middles)], default=0.05)
-        heights = [bar.count / votes.pairs for bar in votes.histogram]
-        axes.bar(middles, heights, width=width, color=ENSEMBLE)
-        for x, height in zip(middles, heights, strict=True):
-            axes.annotate(f"{height:.0%}", (x, height), ha="center", va="bottom", xytext=(0, 2),
-                          textcoords="offset points", color=MUTED, fontsize=9)  # fmt: skip
-        if single_values:
-            axes.set_xticks(middles, [f"{x:.2f}" for x in middles])
-        axes.set(xlabel="majority share", ylabel="share of pairs", ylim=(0, max(heights) * 1.15))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    drawing, axes = figure(height=3.0)
+    single_values = all(bar.low == bar.high for bar in votes.histogram)
+    middles = [(bar.low + bar.high) / 2 for bar in votes.histogram]
+    width = 0.8 * min([b - a for a, b in itertools.pairwise(middles)], default=0.05)
+    heights = [bar.count / votes.pairs for bar in votes.histogram]
+    axes.bar(middles, heights, width=width, color=ENSEMBLE)
+    for x, height in zip(middles, heights, strict=True):
+        axes.annotate(f"{height:.0%}", (x, height), ha="center", va="bottom", xytext=(0, 2),
+                      textcoords="offset points", color=MUTED, fontsize=9)  # fmt: skip
+    if single_values:
+        axes.set_xticks(middles, [f"{x:.2f}" for x in middles])
+    axes.set(xlabel="majority share", ylabel="share of pairs", ylim=(0, max(heights) * 1.15))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     return drawing
 
 
@@ -144,19 +134,19 @@ def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:
     return _one(_draw_sizes, record, evaluation)
 
 
+@rc_context(STYLE)
 def brier_panels(records: Mapping[str, FitRecord]) -> Figure:
     """Draw the held-out Brier score by k for several data sets, always with the floor: the paper's Figure 2.
 
     Args:
         records: of fits with held-out figures, by the title of the data set.
     """
-    with rc_context(STYLE):
-        drawing, axes = panels(11.0, 3.7 * math.ceil(len(records) / 2), (1.0, 1.0), math.ceil(len(records) / 2))
-        for panel, (title, record) in zip(axes, records.items(), strict=False):
-            if record.evaluation is None:
-                raise UsageError(f"the ensemble of {title} has no held-out figures to plot.")
-            _draw_sizes(panel, record, record.evaluation, floor=True)
-            panel.set_title(title)
+    drawing, axes = panels(11.0, 3.7 * math.ceil(len(records) / 2), (1.0, 1.0), math.ceil(len(records) / 2))
+    for panel, (title, record) in zip(axes, records.items(), strict=False):
+        if record.evaluation is None:
+            raise UsageError(f"the ensemble of {title} has no held-out figures to plot.")
+        _draw_sizes(panel, record, record.evaluation, floor=True)
+        panel.set_title(title)
     return drawing
 
 
@@ -186,20 +176,13 @@ def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation, floor: bo
 
 
 def _label_beside(axes: Axes, lines: Sequence[tuple[float, str, str]], distance: float = _LABEL_HEIGHT) -> None:
-    """Write labels to the right of the axes, each at the height of its value and in its colour."""
+    """Write labels to the right of the axes in their colours, at the height of their values or just above another."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high)
-    heights = _apart([(value - low) / (high - low) for value, _, _ in lines], distance)
-    for height, (_, label, colour) in zip(heights, lines, strict=True):
+    height = -1.0
+    for value, label, colour in sorted(lines, key=lambda line: line[0]):
+        height = max((value - low) / (high - low), height + distance)
         axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
-
-
-def _apart(heights: Sequence[float], distance: float) -> list[float]:
-    """Return the heights, moved up as little as needed to keep labels from overlapping."""
-    moved, last = list(heights), -1.0
-    for position in np.argsort(heights, kind="stable"):
-        moved[position] = last = max(heights[position], last + distance)
-    return moved
 
 
 def reliability_curve(evaluation: Evaluation) -> Figure:
@@ -219,44 +202,26 @@ def _draw_reliability(axes: Axes, evaluation: Evaluation) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", **labels)
 
 
-def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
-    """Draw the corrected Brier score of every prediction, best first; the main row is bold and has an arrow."""
-    corrected = not math.isnan(evaluation.test.brier_corrected)
-    rows = comparison(evaluation)
-    for place, row in enumerate(rows):
-        score, colour = row.brier_corrected if corrected else row.brier, ENSEMBLE if row.judged else MUTED
-        if row.interval:
-            axes.plot([row.interval.low, row.interval.high], [place, place], color=colour, linewidth=1.2)
-        axes.plot([score], [place], marker="o", markersize=7 if row.judged else 5, color=colour)
-    axes.set_yticks(range(len(rows)), [f"→ {row.name}" if row.judged else row.name for row in rows], fontsize=9)
-    for row, label in zip(rows, axes.get_yticklabels(), strict=True):
-        label.set(color=ENSEMBLE if row.judged else INK, fontweight="bold" if row.judged else "normal")
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", linewidth=0.6)
-    axes.set_xlabel("corrected Brier score (0 is perfect)" if corrected else "Brier score")
-
-
 def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
     """Draw Kendall's τ between members, averaged over prompts: the paper's Figure 3. NaN is shown as a dash."""
     side = min(6.4, 1.6 + 0.55 * len(tau))
     return _one(_draw_tau, tau, size=(side, side))
 
 
+@rc_context(STYLE)
 def tau_panels(taus: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """Draw Kendall's τ between members for several data sets, with its mean over pairs: the paper's Figure 3.
 
     Args:
         taus: τ between members, by the title of the data set.
     """
-    with rc_context(STYLE):
-        side, rows = min(4.6, 1.6 + 0.45 * max(map(len, taus.values()))), math.ceil(len(taus) / 2)
-        drawing, axes = panels(2 * max(side, 3.0), rows * max(side, 3.0), (1.0, 1.0), rows)
-        for panel, (title, tau) in zip(axes, taus.items(), strict=False):
-            _draw_tau(panel, tau)
-            pairs = [tau[j][i] for j in range(len(tau)) for i in range(j)]
-            mean = f": mean τ {number(float(np.mean(pairs)), 2)}" if pairs else ""
-            panel.set_title(f"{title}{mean}", fontsize=11)
+    side, rows = min(4.6, 1.6 + 0.45 * max(map(len, taus.values()))), math.ceil(len(taus) / 2)
+    drawing, axes = panels(2 * max(side, 3.0), rows * max(side, 3.0), (1.0, 1.0), rows)
+    for panel, (title, tau) in zip(axes, taus.items(), strict=False):
+        _draw_tau(panel, tau)
+        pairs = [tau[j][i] for j in range(len(tau)) for i in range(j)]
+        mean = f": mean τ {number(float(np.mean(pairs)), 2)}" if pairs else ""
+        panel.set_title(f"{title}{mean}", fontsize=11)
     return drawing
 
 
@@ -283,69 +248,40 @@ def _write_cells(
     axes.set_xlabel("member")
 
 
+@rc_context(STYLE)
 def camp_heat_map(study: CampStudy) -> Figure:
     """Draw the agreement of camps and members. A frame marks the member that stands for a camp."""
-    with rc_context(STYLE):
-        rows, k = len(study.camps), len(study.weights)
-        values = np.array([[*camp.agreement, camp.soft_bt] for camp in study.camps])
-        drawing, axes = figure(min(9.0, 3.0 + 0.55 * (k + 1)), 1.2 + 0.5 * rows)
-        for left, right, part in ((0, k, values[:, :k]), (k + 0.3, k + 1.3, values[:, k:])):
-            edges = np.linspace(left, right, part.shape[1] + 1)
-            axes.pcolormesh(edges, np.arange(rows + 1), part, cmap=HEAT, vmin=2 * CHANCE - 1, vmax=1)
-        middles = [*(np.arange(k) + 0.5), k + 0.8]
-        _write_cells(axes, middles, values.tolist(), lambda value: abs(value - CHANCE) > 0.33)
-        for row, camp in enumerate(study.camps):
-            if camp.member is not None:
-                axes.add_patch(Rectangle((camp.member, row), 1, 1, fill=False, edgecolor="#1a1d24", linewidth=2))
-        axes.set_xlim(0, k + 1.3)  # soft BT stands apart
-        axes.set_xticks(middles, [*map(str, range(k)), "soft BT"])
-        axes.set_yticks(np.arange(rows) + 0.5, [f"{camp.camp} ({camp.share:.0%})" for camp in study.camps])
+    rows, k = len(study.camps), len(study.weights)
+    values = np.array([[*camp.agreement, camp.soft_bt] for camp in study.camps])
+    drawing, axes = figure(min(9.0, 3.0 + 0.55 * (k + 1)), 1.2 + 0.5 * rows)
+    for left, right, part in ((0, k, values[:, :k]), (k + 0.3, k + 1.3, values[:, k:])):
+        edges = np.linspace(left, right, part.shape[1] + 1)
+        axes.pcolormesh(edges, np.arange(rows + 1), part, cmap=HEAT, vmin=2 * CHANCE - 1, vmax=1)
+    middles = [*(np.arange(k) + 0.5), k + 0.8]
+    _write_cells(axes, middles, values.tolist(), lambda value: abs(value - CHANCE) > 0.33)
+    for row, camp in enumerate(study.camps):
+        if camp.member is not None:
+            axes.add_patch(Rectangle((camp.member, row), 1, 1, fill=False, edgecolor="#1a1d24", linewidth=2))
+    axes.set_xlim(0, k + 1.3)  # soft BT stands apart
+    axes.set_xticks(middles, [*map(str, range(k)), "soft BT"])
+    axes.set_yticks(np.arange(rows) + 0.5, [f"{camp.camp} ({camp.share:.0%})" for camp in study.camps])
     return drawing
 
 
+@rc_context(STYLE)
 def best_of_n_curves(curves: BestOfN) -> Figure:
     """Draw the reward of each member's best-of-N policy against its KL divergence from the base policy."""
-    with rc_context(STYLE):
-        drawing, axes = figure()
-        for own, others in zip(curves.own, curves.others, strict=True):
-            axes.plot(curves.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
-            axes.plot(curves.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
-        axes.axhline(0, color=MUTED, linewidth=0.8)
-        _label_beside(axes, [(own[-1], str(j), ENSEMBLE) for j, own in enumerate(curves.own)], 0.036)
-        axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
-        axes.set(xlabel="KL divergence from the base policy (nats)", ylabel="mean reward (standard deviations)")
-        axes.plot([], [], color=ENSEMBLE, label="own reward")
-        axes.plot([], [], color=RIVAL, linestyle="--", label="other members' reward")
-        axes.legend(frameon=False, fontsize=9, loc="upper left")
-    return drawing
-
-
-def representation_curves(found: Representation) -> Figure:
-    """Draw the accuracy on a rater's other votes against the number of the rater's choices, with 95 % intervals."""
-    with rc_context(STYLE):
-        drawing, axes = figure(8.6, 3.8)
-        named = (
-            ("posterior", "posterior over members", ENSEMBLE, "-"),
-            ("member", "most likely member", FLOOR, "-"),
-            ("own", "reward of the rater alone", MUTED, ":"),
-            ("soft_bt", "soft BT, no choices", RIVAL, "--"),
-        )
-        places, lines = list(range(len(found.rows))), []
-        for key, name, colour, style in named:
-            scores = [row.predictors[key].accuracy for row in found.rows]
-            means = [score.mean for score in scores]
-            axes.plot(places, means, color=colour, linestyle=style, linewidth=1.5, marker="o", markersize=3, zorder=3)
-            lines.append((means[-1], f"{name} {means[-1]:.1%}", colour))
-            if key == "posterior":
-                ends = [(score.mean - score.low, score.high - score.mean) for score in scores]
-                spread = np.nan_to_num(np.asarray(ends, dtype=np.float64)).T  # NaN: too few raters
-                axes.errorbar(places, means, yerr=spread, fmt="none", ecolor=colour, elinewidth=1)
-        axes.set_xlim(-0.3, len(places) - 0.7)
-        _label_beside(axes, lines)
-        labels = ["all" if row.choices is None else str(row.choices) for row in found.rows]
-        axes.set_xticks(places, [f"{label}\n{row.raters:,}" for label, row in zip(labels, found.rows, strict=True)])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.set(xlabel="choices per rater (below: raters with that many)", ylabel="accuracy on other votes")
+    drawing, axes = figure()
+    for own, others in zip(curves.own, curves.others, strict=True):
+        axes.plot(curves.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
+        axes.plot(curves.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    _label_beside(axes, [(own[-1], str(j), ENSEMBLE) for j, own in enumerate(curves.own)], 0.036)
+    axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
+    axes.set(xlabel="KL divergence from the base policy (nats)", ylabel="mean reward (standard deviations)")
+    axes.plot([], [], color=ENSEMBLE, label="own reward")
+    axes.plot([], [], color=RIVAL, linestyle="--", label="other members' reward")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
     return drawing
 
 

@@ -99,8 +99,6 @@ def draw_figures(data: ReportData) -> dict[str, Figure]:
         drawn["tau"] = figures.tau_heat_map(data.diversity.tau)
     if data.best_of_n:
         drawn["best_of_n"] = figures.best_of_n_curves(data.best_of_n)
-    if data.representation:
-        drawn["representation"] = figures.representation_curves(data.representation)
     return drawn
 
 

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, FLOOR_IS_LOW
-from pluralign.ensemble.record import Evaluation, HistoryRow, Insight, worse_than_chance
+from pluralign.ensemble.record import EncoderChoice, Evaluation, HistoryRow, Insight, TunedFit, worse_than_chance
 from pluralign.measuring.cards import Profile
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import Diversity
 from pluralign.measuring.evaluate import MajorityShare, PolicyLevel
-from pluralign.measuring.groups import AdversarialGroup, Group, WorstGroup
+from pluralign.measuring.groups import Group, WorstGroup
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation
 from pluralign.measuring.leans import Lean
 from pluralign.measuring.pruning import Pruning
@@ -53,9 +53,9 @@ class Table:
         """The rows as text."""
         return [[written(cell) for cell in row] for row in self.rows]
 
-    def without(self, *columns: str) -> "Table":
-        """Return the table without some columns, for a narrow surface."""
-        kept = [place for place, name in enumerate(self.columns) if name not in columns]
+    def compact(self) -> "Table":
+        """Return the table without the columns that are empty in every row."""
+        kept = [place for place in range(len(self.columns)) if any(row[place] not in ("", None) for row in self.rows)]
         rows = [[row[place] for place in kept] for row in self.rows]
         return replace(self, columns=[self.columns[place] for place in kept], rows=rows)
 
@@ -174,24 +174,24 @@ def comparison_table(evaluation: Evaluation, title: str = "", k: int | None = No
     predictions = comparison(evaluation, k)
     rows: list[list[Cell]] = []
     for row in predictions:
-        gap = (number(row.difference.mean, sign="+"), ends(row.difference, sign="+")) if row.difference else ("", "")
+        gap = ends(row.difference, sign="+") if row.difference else ""
         worst, name = "" if row.worst is None else number(row.worst, 3), f"{'→ ' * row.judged}{row.name}"
-        rows.append([name, row.k, row.brier, row.brier_corrected, row.absolute_error, row.log_loss, worst, *gap])
+        rows.append([name, row.k, row.brier, row.brier_corrected, worst, gap])
     compared, vote = any(row.difference for row in predictions), any(row.worst is not None for row in predictions)
     note = [
-        f"→ the main row; corrected = Brier − noise ({number(evaluation.test.noise)}); other scores include the noise",
+        f"→ the main row; corrected = Brier − noise ({number(evaluation.test.noise)})",
         "worst = largest disagreement of a member" * vote,
         "difference = the main row's Brier score − this row's (below 0: the main row is better)" * compared,
     ]
     caveat = FLOOR_IS_LOW if floor_is_compared(evaluation) else FEW_VOTES
     table = Table(
         title,
-        ("", "k", "Brier", "corrected", "absolute", "log loss", "worst", "difference", "difference, 95 %"),
+        ("", "k", "Brier", "corrected", "worst", "difference, 95 %"),
         rows,
         f"{'; '.join(filter(None, note))}. {caveat}",
         main=next((place for place, row in enumerate(predictions) if row.judged), None),
     )
-    return table.without(*([] if vote else ["worst"]), *([] if compared else ["difference", "difference, 95 %"]))
+    return table.compact()
 
 
 def judgment_tables(evaluation: Evaluation) -> Iterator[Table]:
@@ -237,7 +237,7 @@ def member_table(weights: Sequence[float], evaluation: Evaluation | None, names:
     note = "disagreement: how often the member and a random person prefer different responses (chance level 0.500)"
     columns = ("", "name", "weight", "disagreement", "regret")
     table = Table("Members", columns, rows, note if members else "", warned=warned, texts=(0, 1) if names else (0,))
-    return table.without(*([] if names else ["name"]), *([] if members else ["disagreement", "regret"]))
+    return table.compact()
 
 
 def history_table(history: Sequence[HistoryRow]) -> Table:
@@ -246,19 +246,30 @@ def history_table(history: Sequence[HistoryRow]) -> Table:
     return Table("By number of members", ("k", "train Brier", "held-out Brier", "corrected"), rows)
 
 
+def encoder_table(choice: EncoderChoice) -> Table:
+    """Return the fits on trained and on frozen features, with their figures on validation and on held-out prompts."""
+    tuned = TunedFit(choice.validation_tuned, choice.test_tuned, choice.difference, choice.low, choice.high)
+    rows: list[list[Cell]] = [["frozen", choice.validation_frozen, choice.test_frozen, ""]]
+    for name, fit in (("trained", tuned), ("outputs of the trained model", choice.outputs)):
+        if fit:
+            low, high = (number(end, sign="+") for end in (fit.low, fit.high))
+            rows.append([name, fit.validation, fit.test, "" if fit.low is None else f"[{low}, {high}]"])
+    validation = "validation: −log P per judgment" if choice.judgments else "validation: Brier"
+    columns = ("", validation, "held out: corrected", "held out − frozen, 95 %")
+    return Table("Trained and frozen features", columns, rows)
+
+
 def majority_table(majority: Mapping[str, MajorityShare], evaluation: Evaluation) -> Table:
     """Return the mean majority share by how people split: observed, predicted, and expected if calibrated."""
     rows: list[list[Cell]] = []
     for name, row in ((name, row) for name, row in majority.items() if row.pairs):
         shares = (number(share, 3) for share in (row.people, row.predicted, row.expected))
-        certain = "–" if math.isnan(row.certain) else f"{row.certain:.0%}"
-        rows.append([name, row.pairs, *shares, certain, evaluation.strata[name][1]])
+        rows.append([name, row.pairs, *shares, evaluation.strata[name][1]])
     note = (
         "lopsided: above two thirds; observed majorities rest on few votes, which look more lopsided than all people; "
-        "expected if calibrated: predicted share for votes drawn from the prediction; above .9: share of pairs for "
-        "which one side is predicted above .9"
+        "expected if calibrated: predicted share for votes drawn from the prediction"
     )
-    columns = ("people are", "pairs", "observed", "predicted", "expected if calibrated", "above .9", "Brier")
+    columns = ("people are", "pairs", "observed", "predicted", "expected if calibrated", "Brier")
     return Table("Majority share, by how people split", columns, rows, note)
 
 
@@ -269,12 +280,12 @@ def group_tables(groups: Mapping[str, Sequence[Group]]) -> Iterator[Table]:
         for group in found:
             corrected = f"{number(group.brier_corrected)} {ends(group.interval)}".strip()
             residual = with_ends(group.residual, 3, "+")
-            rows.append([group.name, group.pairs, group.prompts, group.brier, corrected, residual])
+            rows.append([group.name, group.pairs, group.prompts, corrected, residual])
         side = "longer response" if grouping == "length" else "predicted majority (above 0: overconfident)"
         note = f"residual: predicted − observed share of the {side}"
         if any(not math.isnan(group.interval.low) for group in found):
             note = f"brackets: 95 % over prompts, from {ENOUGH_CLUSTERS} prompts on; {note}"
-        yield Table(f"By {grouping}", ("", "pairs", "prompts", "Brier", "corrected Brier", "residual"), rows, note)
+        yield Table(f"By {grouping}", ("", "pairs", "prompts", "corrected Brier", "residual"), rows, note)
 
 
 def worst_group_sentence(worst: WorstGroup) -> str:
@@ -286,18 +297,6 @@ def worst_group_sentence(worst: WorstGroup) -> str:
     )
 
 
-def adversarial_table(found: Sequence[AdversarialGroup]) -> Table:
-    """Return the worst calibration error among random groups of prompts, by the size of the group."""
-    rows: list[list[Cell]] = [[f"{row.fraction:.0%}", row.prompts, row.worst, row.expected, row.high] for row in found]
-    note = (
-        "expected if calibrated: the worst error for votes drawn from the prediction, which is sampling noise only; "
-        "95 % below: 95 % of such draws are below it; marked: above that"
-    )
-    warned = [place for place, row in enumerate(found) if row.worst > row.high]
-    columns = ("share of prompts", "prompts", "worst error", "expected if calibrated", "95 % below")
-    return Table("Worst calibration error among random groups of prompts", columns, rows, note, warned=warned)
-
-
 def policy_table(policy: PolicyLevel, temperature: float | None) -> Table:
     """Return the scores of the policy level by regularisation strength."""
     rows: list[list[Cell]] = []
@@ -306,8 +305,7 @@ def policy_table(policy: PolicyLevel, temperature: float | None) -> Table:
         rows.append([label, row.brier, row.brier_corrected, row.brier_reference, row.brier_corrected_reference])
     main = next((place for place, row in enumerate(policy.rows) if row.beta and row.beta == temperature), None)
     columns = ("β", "Brier", "corrected", f"Brier with {policy.reference}", "corrected with it")
-    table = Table("Policy level, by regularisation strength β", columns, rows, main=main)
-    return table if policy.reference else table.without(*columns[3:])
+    return Table("Policy level, by regularisation strength β", columns, rows, main=main).compact()
 
 
 def representation_tables(found: Representation) -> Iterator[Table]:

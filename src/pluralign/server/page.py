@@ -5,27 +5,36 @@ is in ``static/``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
+from pluralign.ensemble.headline import Headline, headline, main_evaluation
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, Figures, FitRecord, Insight, worse_than_chance
+from pluralign.ensemble.record import Evaluation, FitRecord, HistoryRow, Insight, worse_than_chance
 from pluralign.measuring import cards, leans as traits, verdicts
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
 from pluralign.measuring.evaluate import FullEvaluation
-from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
-from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
-from pluralign.measuring.verdicts import Prediction, Verdict
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, measure_groups
+from pluralign.measuring.individuals import Representation
+from pluralign.measuring.verdicts import Verdict
 from pluralign.measuring.views import Quote
-from pluralign.publishing.tables import Table, claimed_leans, cut, judgment_tables
-from pluralign.theory.calibration import reliability
+from pluralign.publishing.tables import (
+    Table,
+    claimed_leans,
+    comparison_table,
+    cut,
+    group_tables,
+    judgment_tables,
+    representation_tables,
+    worst_group_sentence,
+)
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
 from pluralign.votes.preferences import PreferenceSet
@@ -58,6 +67,8 @@ class VotedPair:
     response_b: str
     votes_a: int
     votes_b: int
+    prob_hat: float | None = None
+    """The predicted share preferring response a, for pairs behind a point of the reliability curve."""
 
 
 def voted_pair(votes: PreferenceSet, row: int) -> VotedPair:
@@ -105,35 +116,12 @@ PAIRS_PER_POINT = 5
 
 
 @dataclass(frozen=True)
-class ComparedPrediction(Prediction):
-    """A row of the comparison, with the ensemble's standing against it."""
-
-    standing: Standing | None
-
-
-@dataclass(frozen=True)
-class HistoryPoint:
-    """Held-out Brier score of the ensemble of one size."""
-
-    k: int
-    brier: float
-    brier_corrected: float
-
-
-@dataclass(frozen=True)
 class History:
     """Held-out Brier score against the number of members."""
 
-    points: list[HistoryPoint]
+    points: list[HistoryRow]
     lines: Mapping[str, float]
     """Brier scores to compare it with, by name: noise, floor, soft_bt and constant_half, as far as they are known."""
-
-
-@dataclass(frozen=True)
-class PredictedPair(VotedPair):
-    """A pair with the predicted share preferring response a."""
-
-    prob_hat: float
 
 
 @dataclass(frozen=True)
@@ -143,9 +131,19 @@ class ReliabilityPoint:
     predicted: float
     observed: float
     interval: Interval | None
+    """Two standard errors around ``observed``; None with fewer than 20 prompts."""
     count: int
-    pairs: list[PredictedPair]
-    """A random sample of its pairs."""
+    pairs: list[VotedPair]
+    """A random sample of its pairs; empty if their texts are unknown."""
+
+
+@dataclass(frozen=True)
+class Individuals:
+    """How well individuals are represented."""
+
+    verdicts: Sequence[Verdict]
+    tables: Sequence[Table]
+    notes: Sequence[str]
 
 
 def score_history(record: FitRecord) -> History | None:
@@ -153,72 +151,48 @@ def score_history(record: FitRecord) -> History | None:
     rows, evaluation = [row for row in record.history if not np.isnan(row.test_brier)], record.evaluation
     if not rows:
         return None
-    baselines = evaluation.baselines if evaluation else {}
-    lines = {name: baselines[name].brier for name in ("floor", "soft_bt", "constant_half") if name in baselines}
+    lines = {}
     if evaluation:
+        names = ["soft_bt", "constant_half", *["floor"] * verdicts.floor_is_compared(evaluation)]
+        lines = {name: evaluation.baselines[name].brier for name in names if name in evaluation.baselines}
         lines["noise"] = evaluation.test.noise
-        if not verdicts.floor_is_compared(evaluation):
-            lines.pop("floor", None)
-    points = [HistoryPoint(row.k, row.test_brier, row.test_brier_corrected) for row in rows]
-    return History(points, {name: score for name, score in lines.items() if not np.isnan(score)})
+    return History(rows, {name: score for name, score in lines.items() if not np.isnan(score)})
 
 
-def recorded_curve(evaluation: Evaluation) -> Iterator[ReliabilityPoint]:
-    """The reliability curve of the fit, without the pairs behind its points."""
-    curve, enough = evaluation.reliability, evaluation.prompts >= ENOUGH_CLUSTERS
-    errors = np.asarray(curve.standard_error, dtype=np.float64)
-    parts = (np.asarray(part).tolist() for part in (curve.predicted, curve.observed, curve.count, errors))
-    for predicted, observed, count, error in zip(*parts, strict=True):
-        ends = Interval(observed, max(observed - 2 * error, 0), min(observed + 2 * error, 1), error)
-        yield ReliabilityPoint(predicted, observed, ends if enough and not np.isnan(error) else None, count, [])
+def reliability_points(
+    evaluation: Evaluation, votes: PreferenceSet | None, prediction: FloatArray | None
+) -> Iterator[ReliabilityPoint]:
+    """Yield the bins of the reliability curve. With the votes behind it, intervals are over prompts.
 
-
-def measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[ReliabilityPoint]:
-    """The reliability curve with intervals over prompts, and a random sample of the pairs behind each point.
-
-    With fewer than 20 prompts there are no intervals.
+    Args:
+        evaluation: has the curve.
+        votes: those it was measured on, for a random sample of the pairs in each bin.
+        prediction: predicted shares of these votes.
     """
-    observed, enough = votes.prob_a, len(votes.prompts) >= ENOUGH_CLUSTERS
-    curve = reliability(prediction, observed)
-    order = np.argsort(np.round(prediction, 9), kind="stable")  # bins are runs of this order; ties stay together
-    for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        interval = clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
-        drawn = random_stream(number, EXAMPLE_PAIRS).permutation(rows)
-        _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair per prompt
-        pairs = [
-            PredictedPair(**vars(cut(voted_pair(votes, int(row)), TEXT_LENGTH)), prob_hat=float(prediction[row]))
-            for row in drawn[np.sort(first)[:PAIRS_PER_POINT]]
-        ]
-        shares = float(curve.predicted[number]), float(curve.observed[number])
-        yield ReliabilityPoint(*shares, interval if enough else None, int(curve.count[number]), pairs)
+    curve, enough = evaluation.reliability, evaluation.prompts >= ENOUGH_CLUSTERS
+    columns = (np.asarray(part) for part in (curve.predicted, curve.observed, curve.standard_error, curve.count))
+    order = None if prediction is None else np.argsort(np.round(prediction, 9), kind="stable")
+    start = 0
+    for number, (predicted, observed, error, count) in enumerate(np.column_stack([*columns]).tolist()):
+        interval, pairs = Interval(observed, max(observed - 2 * error, 0), min(observed + 2 * error, 1), error), []
+        if votes is not None and prediction is not None and order is not None:
+            rows = order[start : start + int(count)]  # bins are runs of this order; ties stay together
+            interval = clustered_interval(votes.prob_a[rows], votes.prompt_index[rows], n_resamples=500)
+            pairs = _sample(votes, prediction, random_stream(number, EXAMPLE_PAIRS).permutation(rows))
+        start += int(count)
+        shown = interval if enough and not np.isnan(interval.standard_error) else None
+        yield ReliabilityPoint(predicted, observed, shown, int(count), pairs)
 
 
-# --- The part of the page about individuals: the measure of representation, with verdicts and notes in words.
-
-
-@dataclass(frozen=True)
-class PageRepresentation:
-    """How well individuals are represented, as the page shows it."""
-
-    names: dict[str, str]
-    """Heading of every predictor."""
-    legend: str
-    rows: list[RepresentationRow]
-    verdicts: list[Verdict]
-    notes: list[str]
-
-    @classmethod
-    def of(cls, found: Representation) -> "PageRepresentation":
-        """Return the data of the section."""
-        words = list(verdicts.representation_verdicts(found)), list(verdicts.representation_notes(found))
-        return cls(dict(PREDICTORS), LEGEND, list(found.rows), *words)
+def _sample(votes: PreferenceSet, prediction: FloatArray, drawn: IntArray) -> list[VotedPair]:
+    """Return the first of these pairs, at most one per prompt, with their predicted shares."""
+    _, first = np.unique(votes.prompt_index[drawn], return_index=True)
+    rows = drawn[np.sort(first)[:PAIRS_PER_POINT]].tolist()
+    return [replace(cut(voted_pair(votes, row), TEXT_LENGTH), prob_hat=float(prediction[row])) for row in rows]
 
 
 LEANS_SHOWN = 5
-WARNING = (
-    "Member {} disagrees with people more than chance: it and a random person prefer different responses {:.1%} of the "
-    "time. Do not tune a policy to it."
-)
+NO_VOTES = "Members without a name: there are no held-out votes to compare them on."
 
 
 @dataclass(frozen=True)
@@ -275,38 +249,31 @@ class PageData:
     undecided_note: str
     """The same in words; empty if it is 0."""
     level: Level
-    temperature: float
-    method: str | None
     members: Sequence[MemberCard]
-    warnings: Sequence[str]
+    unnamed: str
+    """Why some members have no name; empty if all have one."""
     data: Mapping[str, str | int]
     """Size and fingerprint of the votes of the fit; empty if unknown."""
     history: History | None
-    representation: PageRepresentation | None
+    individuals: Individuals | None
     """How well individuals are represented; None if it was not measured."""
     cross_validated: bool
     """Whether the headline, the scores and the reliability curve come from a cross-validation."""
-    unnamed: str = "Members without a name: there are no held-out votes to compare them on."
-    """Why some members have no name; empty if all have one."""
 
     insight: Insight | None = None
     """Who disagrees about what. None without held-out votes."""
     headline: Headline | None = None
     """The main figure, the verdict and the next step. None without figures."""
-    floor_note: str = ""
-    """Why the floor is not compared; empty if it is."""
-    test: Figures | None = None
-    comparison: Sequence[ComparedPrediction] = ()
-    judgments: Sequence[Table] = ()
-    """How well whole judgments and first choices are predicted."""
+    tables: Sequence[Table] = ()
+    """The comparison with baselines, whole judgments, first choices, and groups of pairs."""
+    worst_group: str = ""
+    """The group with the largest error, in words; empty if there are too few."""
     reliability: Sequence[ReliabilityPoint] = ()
 
     votes: Mapping[str, int] | None = None
     """Numbers of pairs and prompts of the held-out votes."""
     left_out: str = ""
     """How many pairs of other votes were left out because of their prompts, in words; empty if none."""
-    groups: Mapping[str, Sequence[Group]] = field(default_factory=dict)
-    worst_group: WorstGroup | None = None
     tau: Diversity | None = None
     read: Mapping[str, int] | None = None
     """Number of prompts whose texts were analysed, and ``of`` how many."""
@@ -339,70 +306,63 @@ def collect_page_data(
         >>> data.name, data.k, [card.name for card in data.members], data.examples
         ('town', 2, ['Member 0', 'Member 1'], ())
     """
-    record = ensemble.record
-    if held_out is not None and profiles is None:
-        profiles = cards.member_profiles(ensemble.weights, held_out)
-    members = list(_plain_cards(ensemble) if held_out is None else map(_card, profiles or ()))
-    page = PageData(
+    record, cross_validated = ensemble.record, evaluation is None and ensemble.record.cross_validation is not None
+    figures: dict[str, Any] = {}
+    if main := evaluation or main_evaluation(record):
+        behind = held_out and not cross_validated and main.pairs == len(held_out.preferences)
+        votes = held_out.preferences if held_out and behind else None
+        figures = {
+            "insight": main.insight if isinstance(main, FullEvaluation) else record.insight,
+            "headline": headline(main, record),
+            "reliability": list(reliability_points(main, votes, held_out.prob_hat(ensemble) if held_out else None)),
+            "tables": [comparison_table(main, "Comparison with baselines", ensemble.k), *judgment_tables(main)],
+        }
+    if held_out is None:
+        figures |= {"members": list(_plain_cards(ensemble)), "unnamed": NO_VOTES}
+    else:
+        profiles = profiles if profiles is not None else cards.member_profiles(ensemble.weights, held_out)
+        found = _of_held_out(ensemble, held_out, profiles)
+        figures |= found | {"tables": [*figures.get("tables", ()), *found["tables"]]}
+    figures["tables"] = [replace(table, rows=table.lines) for table in figures.get("tables", ())]
+    return PageData(
         name=name,
         k=ensemble.k,
         weights=ensemble.weights.tolist(),
         undecided=ensemble.undecided,
         undecided_note=verdicts.undecided_sentence(ensemble.undecided),
         level=ensemble.level,
-        temperature=ensemble.temperature,
-        method=record.method or None,
-        members=members,
-        warnings=[WARNING.format(card.member, card.disagreement) for card in members if card.far],
         data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
         history=score_history(record),
-        representation=PageRepresentation.of(representation) if representation else None,
-        cross_validated=evaluation is None and record.cross_validation is not None,
-    )
-    if main := evaluation or main_evaluation(record):
-        page = _with_figures(page, main, record)
-    return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or ())
-
-
-def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
-    """Add the figures of an evaluation."""
-    return replace(
-        page,
-        insight=evaluation.insight if isinstance(evaluation, FullEvaluation) else record.insight,
-        headline=headline(evaluation, record),
-        floor_note="" if verdicts.floor_is_compared(evaluation) else FEW_VOTES,
-        test=evaluation.test,
-        comparison=[
-            ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
-            for row in verdicts.comparison(evaluation, page.k)
-        ],
-        judgments=[replace(table, rows=table.lines) for table in judgment_tables(evaluation)],
-        reliability=list(recorded_curve(evaluation)),
+        individuals=_individuals(representation) if representation else None,
+        cross_validated=cross_validated,
+        **figures,
     )
 
 
-def _with_held_out(
-    data: PageData, ensemble: RewardEnsemble, held_out: HeldOutVotes, profiles: Sequence[cards.Profile]
-) -> PageData:
-    """Add the data that held-out votes provide."""
-    votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample = traits.sample_prompts(held_out)
+def _individuals(found: Representation) -> Individuals:
+    tables = [replace(table, rows=table.lines) for table in representation_tables(found)]
+    return Individuals(
+        list(verdicts.representation_verdicts(found)), tables, list(verdicts.representation_notes(found))
+    )
+
+
+def _of_held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, profiles: Sequence[cards.Profile]) -> dict[str, Any]:
+    """Return the fields of ``PageData`` that held-out votes provide."""
+    votes, sample = held_out.preferences, traits.sample_prompts(held_out)
     candidates, rewards = held_out_candidates(sample)
-    tau = measure_diversity(ensemble, rewards, sample) if candidates else None
-    groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
-    return replace(
-        data,
-        votes={"pairs": len(votes), "prompts": len(votes.prompts)},
-        left_out=held_out.left_out.sentence,
-        reliability=data.reliability if data.cross_validated else list(measured_curve(prediction, votes)),
-        groups=groups,
-        worst_group=worst_group,
-        unnamed=cards.unnamed_reason(profiles, len(sample.preferences.prompts)),
-        tau=tau,
-        read={"prompts": len(sample.preferences.prompts), "of": len(votes.prompts)},
-        examples=list(example_prompts(ensemble, sample)),
-        steering_pairs=list(steering_pairs(ensemble, held_out)),
-    )
+    groups, worst = measure_groups(held_out.prob_hat(ensemble), votes, DEFAULT_GROUPINGS)
+    return {
+        "members": list(map(_card, profiles)),
+        "unnamed": cards.unnamed_reason(profiles, len(sample.preferences.prompts)),
+        "votes": {"pairs": len(votes), "prompts": len(votes.prompts)},
+        "left_out": held_out.left_out.sentence,
+        "tables": list(group_tables(groups)),
+        "worst_group": worst_group_sentence(worst) if worst and worst.groups > 1 else "",
+        "tau": measure_diversity(ensemble, rewards, sample) if candidates else None,
+        "read": {"prompts": len(sample.preferences.prompts), "of": len(votes.prompts)},
+        "examples": list(example_prompts(ensemble, sample)),
+        "steering_pairs": list(steering_pairs(ensemble, held_out)),
+    }
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -432,7 +392,7 @@ def _card(profile: cards.Profile) -> MemberCard:
         disagreement=profile.disagreement,
         far=worse_than_chance(profile.disagreement, profile.weight),
         description=profile.description,
-        leans=[card_lean(lean) for lean in claimed_leans(profile)[:LEANS_SHOWN]],
+        leans=[CardLean(lean.claim, lean.pairs, *lean.shares()) for lean in claimed_leans(profile)[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
         written=words if profile.written and profile.written.shown else None,
@@ -442,8 +402,3 @@ def _card(profile: cards.Profile) -> MemberCard:
         ],
         distinguishing=cut(profile.distinguishing, TEXT_LENGTH),
     )
-
-
-def card_lean(lean: traits.Lean) -> CardLean:
-    """Return a claim with the shares of pairs on which the member, all members and people agree with it."""
-    return CardLean(lean.claim, lean.pairs, *lean.shares())

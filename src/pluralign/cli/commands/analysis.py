@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import pluralign
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.text.options import RemoteOptions
@@ -57,10 +58,9 @@ def certify(
         pluralign certify ensemble --epsilon 0.01 --delta 0.01 --beta 3
     """
     from pluralign.cli.render.analysis import certificate_page
-    from pluralign.measuring.certificate import certify as certify_ensemble
 
     held_out = console.load_held_out_votes(ensemble, data)
-    certificate = certify_ensemble(*held_out, epsilon=epsilon, delta=delta, beta=beta)
+    certificate = pluralign.certify(*held_out, epsilon=epsilon, delta=delta, beta=beta)
     console.emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
 
@@ -76,7 +76,6 @@ def diversity(
     prompt: Annotated[
         str | None, typer.Option(help="Show prompts that contain this text, or the prompt with this number.")
     ] = None,
-    all_prompts: options.AllPrompts = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure how differently the members rank the same responses, and show their first choices.
@@ -87,7 +86,6 @@ def diversity(
         pluralign diversity ensemble candidates.jsonl --prompt 'school' --json
     """
     from pluralign.cli.render.analysis import diversity_page
-    from pluralign.measuring.diversity import diversity as measure_diversity
     from pluralign.votes.candidates import load_candidates
 
     lists = None
@@ -97,9 +95,7 @@ def diversity(
         if repeats := sum(one.repeats for one in lists):
             console.note(f"dropped {repeats:,} duplicate responses to the same prompt.")
     with console.progress_bar("Encoding texts") as progress:
-        found = measure_diversity(
-            ensemble, lists, cases=cases, prompt=prompt or "", all_prompts=all_prompts, progress=progress
-        )
+        found = pluralign.diversity(ensemble, lists, cases=cases, prompt=prompt or "", progress=progress)
     console.note_left_out(found.left_out)
     title = f"{ensemble} on {candidates or 'its held-out prompts'}"
     console.emit(found, diversity_page(found, found.cases, title), as_json)
@@ -118,7 +114,6 @@ def profile(
             "names as in generate. Saves them in the ensemble folder.",
         ),
     ] = None,
-    all_prompts: options.AllPrompts = False,
     as_json: options.Json = False,
 ) -> None:
     """Describe how each member differs from the others: style, phrases and positions, with significance tests.
@@ -129,16 +124,13 @@ def profile(
         pluralign profile ensemble --describe llama3.2 --base-url http://localhost:11434/v1
     """
     from pluralign.cli.render.analysis import profile_page
-    from pluralign.measuring.cards import profile as profile_members
     from pluralign.text.remote import language_model
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
-    votes = None
-    if data is not None or all_prompts:
-        _, votes = console.load_held_out_votes(ensemble, data, all_prompts=all_prompts)
+    votes = console.load_held_out_votes(ensemble, data)[1] if data else None
     with console.progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
-        found = profile_members(
+        found = pluralign.profile(
             ensemble,
             votes,
             describe=language_model(describe, remote_options) if describe else None,
@@ -155,8 +147,6 @@ def report(
     data: options.OtherVotesOption = None,
     candidates: options.Candidates = None,
     group: options.Groups = ["length", "topic"],  # noqa: B006
-    cases: Annotated[int, typer.Option(help="Number of case studies.", min=0)] = 4,
-    prompt: Annotated[str, typer.Option(help="Use only prompts that contain this text as case studies.")] = "",
     figures: Annotated[
         Path | None,
         typer.Option(callback=console.output_folder, help="Also write the figures to this folder, as PNG and SVG."),
@@ -167,19 +157,16 @@ def report(
 
     Examples:
         pluralign report ensemble -o report.html
-        pluralign report ensemble -o report.html --candidates candidates.jsonl --prompt school --cases 6
+        pluralign report ensemble -o report.html --candidates candidates.jsonl
         pluralign report ensemble -o report.html --figures figures
     """
-    from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.report_data import ReportOptions
     from pluralign.votes.candidates import load_candidates
 
-    with console.needs_extra("matplotlib", "report", "a report"):
-        from pluralign.publishing.report import report as write_report
-
-    loaded, votes = console.load_held_out_votes(ensemble, data) if data else (RewardEnsemble.load(ensemble), None)
-    shown = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group)
-    commands = options.command_history(loaded.record, ensemble, sys.argv[1:])
+    write_report = pluralign.report  # before the work: it may need to be installed
+    votes = console.load_held_out_votes(ensemble, data)[1] if data else None
+    shown = ReportOptions(load_candidates(candidates) if candidates else None, groupings=group)
+    commands = options.command_history(pluralign.RewardEnsemble.load(ensemble).record, ensemble, sys.argv[1:])
     with console.progress_bar("Measuring") as progress:
         written = write_report(
             ensemble, output, votes, shown, figures_folder=figures, commands=commands, progress=progress

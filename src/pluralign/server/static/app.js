@@ -4,7 +4,7 @@ import { call, onKeyNeeded } from "./api.js";
 import { ask } from "./ask.js";
 import { calibration } from "./calibration.js";
 import { compare } from "./compare.js";
-import { clear, colour, count, data, el, percent, plural, printable, sized } from "./dom.js";
+import { clear, colour, count, data, el, percent, plural, printable, roving, sized } from "./dom.js";
 import { members } from "./members.js";
 
 const VIEWS = { ask, calibration, members, compare };
@@ -104,18 +104,8 @@ function tabs(shown) {
     select(name(button));
     if (at("main").getBoundingClientRect().top < 0) at("main").scrollIntoView();
   };
-  buttons.forEach((button, i) => {
-    button.addEventListener("click", () => go(button));
-    button.addEventListener("keydown", (event) => {
-      const last = buttons.length - 1;
-      const places = { ArrowRight: i === last ? 0 : i + 1, ArrowLeft: i === 0 ? last : i - 1, Home: 0, End: last };
-      const next = places[event.key];
-      if (next === undefined) return;
-      event.preventDefault();
-      buttons[next].focus();
-      go(buttons[next]);
-    });
-  });
+  roving(buttons, (next) => go(buttons[next]));
+  for (const button of buttons) button.addEventListener("click", () => go(button));
   const follow = () => {
     const [wanted, detail] = location.hash.slice(1).split("/");
     if (wanted === "main") return; // the link Skip to content

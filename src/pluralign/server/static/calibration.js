@@ -1,10 +1,9 @@
 // Calibration: predicted against observed shares, and the baselines.
 
-import { between, clear, count, data, el, hasEnds, note, number, percent, plural, roving, signed, svg } from "./dom.js";
-import { versus, withEnds } from "./dom.js";
-import { asTable, axes, band, frame, line, polyline, row, scales, spaced, table } from "./figures.js";
-import { representation } from "./representation.js";
+import { between, clear, count, data, el, hasEnds, note, number, percent, plural, roving } from "./dom.js";
+import { scrollRegion, svg, versus } from "./dom.js";
 
+const LABEL_GAP = 15;
 const LINES = { constant_half: "always ½", floor: "floor", soft_bt: "soft BT", noise: "noise" };
 const WHAT = {
   floor: "best possible single deterministic reward: always the majority’s side",
@@ -19,16 +18,10 @@ const WHAT = {
   "ensemble: votes": "the weight of the members that vote for an answer, and half of the undecided share",
   "ensemble: policies": "the same members, each read as a policy",
 };
-const STANDING = {
-  ahead: ["ahead-text", "ensemble better"],
-  behind: ["behind-text", "ensemble worse"],
-  level: ["muted", "no significant difference"],
-};
 const KINDS = { ahead: "good", behind: "behind", level: "level", unknown: "level" };
 const EXPLAINED =
   "The Brier score is the mean squared difference between predicted and observed shares; lower is better. With few " +
-  "votes per pair, even the true shares do not score 0. This part is the noise; the corrected score excludes it. ";
-
+  "votes per pair, even the true shares do not score 0. This part is the noise; the corrected score excludes it.";
 const CROSS_VALIDATED =
   "Cross-validated: each prompt is predicted by an ensemble that was fitted without it. Groups, member cards and the " +
   "scores by number of members use the prompts that were held out from this ensemble.";
@@ -45,7 +38,7 @@ function headline({ main, verdict, standing: place, next_step: next }) {
 }
 
 export function calibration(panel, ensemble) {
-  const { reliability, history, test } = ensemble;
+  const { reliability, history, individuals, tables, worst_group: worst } = ensemble;
   const redraws = [];
   panel.append(el("h2", {}, "Are the predictions calibrated?"));
   if (ensemble.headline) panel.append(headline(ensemble.headline));
@@ -55,11 +48,7 @@ export function calibration(panel, ensemble) {
     panel.append(note("No data: this ensemble was fitted without held-out votes."));
     return {};
   }
-  if (test) {
-    const own = `This ensemble: ${number(test.brier)}, of which ${number(test.noise)} is noise; `;
-    const ends = hasEnds(test.interval) ? ` (95 % interval over prompts: ${between(test.interval)})` : "";
-    panel.append(el("p", {}, EXPLAINED, own, `corrected ${number(test.brier_corrected)}${ends}.`));
-  }
+  panel.append(note(EXPLAINED));
   const heading = el("h3", { "aria-live": "polite" });
   const behind = el("div");
   const figures = el("div", { class: "side" });
@@ -69,10 +58,9 @@ export function calibration(panel, ensemble) {
     figures.prepend(curveFigure());
     panel.append(el("div", { class: "behind" }, heading, behind));
   }
-  if (ensemble.comparison.length) panel.append(comparisonTable(ensemble));
-  panel.append(...ensemble.judgments.map(textTable));
-  if (Object.keys(ensemble.groups).length) panel.append(groupTable(ensemble));
-  if (ensemble.representation) panel.append(representation(ensemble.representation, redraws));
+  panel.append(...tables.map(textTable));
+  if (worst) panel.append(el("p", {}, data(worst)));
+  if (individuals) panel.append(...representation(individuals));
   let drawn = 0;
   new ResizeObserver(() => {
     const width = Math.round(figures.clientWidth);
@@ -183,7 +171,7 @@ export function calibration(panel, ensemble) {
   function historyFigure() {
     const place = el("div");
     redraws.push(() => clear(place, sizes(place.clientWidth)));
-    const rows = history.points.map(({ k, brier, brier_corrected: corrected }) => {
+    const rows = history.points.map(({ k, test_brier: brier, test_brier_corrected: corrected }) => {
       return [plural(k, "member", "members"), number(brier), number(corrected)];
     });
     for (const [key, name] of Object.entries(LINES)) {
@@ -207,18 +195,18 @@ export function calibration(panel, ensemble) {
 
   function sizes(width) {
     const lines = Object.keys(LINES).filter((key) => key in history.lines);
-    const most = Math.max(...history.points.map((one) => one.brier), ...Object.values(history.lines));
+    const most = Math.max(...history.points.map((one) => one.test_brier), ...Object.values(history.lines));
     const largest = Math.max(...history.points.map((one) => one.k));
     const step = [0.01, 0.02, 0.05, 0.1].find((one) => most / one <= 6) ?? 0.2;
     const ticks = Array.from({ length: Math.floor((most * 1.08) / step) + 1 }, (_, i) => i * step);
     const margins = { left: 44, right: 130, top: 30, bottom: 42, inset: 10 };
     const at = scales(width, Math.min(width * 0.72, 396), [1, Math.max(largest, 2)], [0, most * 1.08], margins);
     const [first, last] = [history.points[0], history.points.at(-1)];
-    const spoken = `Brier score ${number(first.brier)} with ${first.k}, ${number(last.brier)} with ${last.k} members`;
+    const spoken = `Brier score ${number(first.test_brier)} with ${first.k}, ${number(last.test_brier)} with ${last.k} members`;
     const ks = history.points.map((one) => one.k);
     const labels = spaced([
       ...lines.map((key) => ({ y: at.y(history.lines[key]), class: key, text: `${LINES[key]} ${number(history.lines[key])}` })),
-      { y: at.y(last.brier), class: "own", text: `ensemble ${number(last.brier)}` },
+      { y: at.y(last.test_brier), class: "own", text: `ensemble ${number(last.test_brier)}` },
     ]);
     return svg(
       "svg",
@@ -226,8 +214,8 @@ export function calibration(panel, ensemble) {
       "floor" in history.lines && band(at, at.y(history.lines.floor)),
       axes(at, ks, ticks, String, (value) => number(value, 2), "members", "Brier score"),
       lines.map((key) => line(`mark ${key}`, at.left, at.y(history.lines[key]), at.right, at.y(history.lines[key]))),
-      polyline(history.points.map((one) => [at.x(one.k), at.y(one.brier)])),
-      history.points.map((one) => svg("circle", { class: "dot", cx: at.x(one.k), cy: at.y(one.brier), r: 5 })),
+      polyline(history.points.map((one) => [at.x(one.k), at.y(one.test_brier)])),
+      history.points.map((one) => svg("circle", { class: "dot", cx: at.x(one.k), cy: at.y(one.test_brier), r: 5 })),
       labels.map((label) => svg("text", { class: label.class, x: at.right + 8, y: label.y + 4 }, label.text)),
     );
   }
@@ -256,91 +244,71 @@ function pairCard(pair) {
   );
 }
 
+// --- drawing: scales, axes, lines and labels that both figures share
+
+function scales(width, height, [x0, x1], [y0, y1], { left, right, top, bottom, inset }) {
+  const at = { width, height, left, right: width - right, top, bottom: height - bottom, inset };
+  at.x = (value) => at.left + at.inset + ((value - x0) / (x1 - x0)) * (at.right - at.left - 2 * at.inset);
+  at.y = (value) => at.bottom - ((value - y0) / (y1 - y0)) * (at.bottom - at.top);
+  return at;
+}
+
+const frame = (at, width) => ({ viewBox: `0 0 ${width} ${at.height}`, height: at.height });
+const line = (look, x1, y1, x2, y2) => svg("line", { class: look, x1, y1, x2, y2 });
+const polyline = (points, look = "") => svg("polyline", { class: `curve ${look}`, points: points.join(" ") });
+const band = (at, y) =>
+  svg("rect", { class: "band", x: at.left, y, width: at.right - at.left, height: at.bottom - y });
+
+function axes(at, xs, ys, xText, yText, xTitle, yTitle) {
+  return [
+    ys.map((value) => line("grid", at.left, at.y(value), at.right, at.y(value))),
+    ys.map((value) => svg("text", { x: at.left - 8, y: at.y(value) + 4, "text-anchor": "end" }, yText(value))),
+    xs.map((value) => svg("text", { x: at.x(value), y: at.bottom + 18, "text-anchor": "middle" }, xText(value))),
+    line("axis", at.left, at.bottom, at.right, at.bottom),
+    svg("text", { x: (at.left + at.right) / 2, y: at.bottom + 38, "text-anchor": "middle" }, xTitle),
+    svg("text", { x: 0, y: 12 }, yTitle),
+  ].flat(2);
+}
+
+/** Move labels beside a figure apart if they would overlap. */
+function spaced(labels) {
+  const sorted = labels.sort((one, two) => one.y - two.y);
+  for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + LABEL_GAP);
+  return sorted;
+}
+
 // --- tables
 
-function comparisonTable({ comparison, floor_note: floorNote }) {
-  const standing = ([look, words]) => el("span", { class: look }, words);
-  const compared = comparison.some((one) => one.difference); // not with few prompts
-  const gaps = (one) => [
-    one.difference ? signed(one.difference.mean) : "",
-    one.difference ? between(one.difference, 4, signed) : "",
-    one.standing ? standing(STANDING[one.standing]) : "",
-  ];
-  const heads = ["prediction", "members", "Brier", "corrected", "absolute"];
-  const rows = comparison.map((one) =>
-    row(
-      [
-        [one.judged ? "→ " : null, data(one.name), WHAT[one.name] && el("small", { class: "muted" }, WHAT[one.name])],
-        String(one.k),
-        number(one.brier),
-        number(one.brier_corrected),
-        number(one.absolute_error, 3),
-        ...(compared ? gaps(one) : []),
-      ],
-      { class: one.judged ? "own" : "" },
-    ),
-  );
-  return el(
-    "div",
-    {},
-    el("h2", {}, "Comparison with baselines"),
-    el(
-      "p",
-      {},
-      "Predictions of the same votes, best first; → marks the row that counts. ",
-      compared && "The difference is its Brier score minus the row’s; below 0 the ensemble is better. ",
-      "Absolute: mean absolute difference between predicted and observed shares. ",
-      floorNote,
-    ),
-    table(compared ? [...heads, "difference", "95 %", ""] : heads, el("tbody", {}, rows), "Comparison of predictions"),
-  );
+const row = (cells, attributes = {}) =>
+  el("tr", attributes, cells.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell))));
+
+function table(heads, bodies, label) {
+  const head = el("thead", {}, el("tr", {}, heads.map((title) => el("th", { scope: "col" }, title))));
+  return scrollRegion(label, el("table", {}, head, bodies));
 }
 
-function textTable({ title, columns, rows, note: text, main }) {
-  const body = el("tbody", {}, rows.map((cells, i) => row(cells, { class: i === main ? "own" : "" })));
-  return el("div", {}, el("h2", {}, title), el("p", {}, text), table(columns, body, title));
+function asTable(heads, rows) {
+  const body = el("tbody", {}, rows.map((cells) => row(cells)));
+  return el("details", {}, el("summary", {}, "Show as table"), table(heads, body, "Table of the figure"));
 }
 
-function groupTable({ groups, worst_group: worst }) {
-  const several = worst && worst.groups > 1;
-  const isWorst = (grouping, one) => several && worst.grouping === grouping && worst.name === one.name;
-  const figures = (one) => [
-    data(one.name),
-    count(one.pairs),
-    number(one.brier),
-    withEnds(one.brier_corrected, one.interval),
-    withEnds(one.residual.mean, one.residual, 3, signed),
-  ];
-  const ends = Object.values(groups).flat().some((one) => hasEnds(one.interval)) ? ", 95 %" : "";
-  const heads = ["group", "pairs", "Brier", `corrected${ends}`, `predicted − observed${ends}`];
-  const bodies = Object.entries(groups).map(([grouping, list]) =>
-    el(
-      "tbody",
-      {},
-      el("tr", { class: "grouping" }, el("th", { scope: "rowgroup", colspan: "5" }, `by ${grouping}`)),
-      list.map((one) => row(figures(one), { class: isWorst(grouping, one) ? "worst" : "" })),
-    ),
-  );
-  return el(
-    "div",
-    {},
-    el("h2", {}, "Worst group"),
-    several
-      ? el(
-          "p",
-          {},
-          `The worst of ${plural(worst.groups, "group", "groups")} is `,
-          el("b", {}, data(worst.name)),
-          ` (by ${worst.grouping}): corrected Brier score ${number(worst.brier_corrected)}`,
-          hasEnds(worst.interval)
-            ? `, interval ${between(worst.interval)} (95 %, corrected for the number of groups).`
-            : ".",
-        )
-      : el("p", {}, "Too few groups have enough prompts to determine the worst one."),
-    table(heads, bodies, "Calibration by group"),
-    note(
-      "Predicted − observed: the share of the longer answer in groups by length, and of the answer that the ensemble ",
-      "favours in all other groups, where values above 0 mean overconfidence.",
-    ),
-  );
+function explained(name) {
+  const words = WHAT[name.replace("→ ", "")];
+  return words && el("small", { class: "muted" }, words);
 }
+
+function textTable({ title, columns, rows, note: text, main, warned }) {
+  const look = (i) => (i === main ? "own" : warned.includes(i) ? "worst" : "");
+  const named = ([name, ...others]) => [[data(name), explained(name)], ...others];
+  const body = el("tbody", {}, rows.map((cells, i) => row(named(cells), { class: look(i) })));
+  return el("div", {}, el("h3", {}, title), table(columns, body, title), note(text));
+}
+
+/** How well individuals are represented: a rater's other votes, by the number of the rater's choices. */
+const representation = ({ verdicts, tables, notes }) => [
+  el("h2", {}, "How well individuals are represented"),
+  el("p", {}, "Each rater’s votes are predicted from some of the same rater’s choices on other prompts."),
+  ...verdicts.map(({ kind, text }) => el("p", { class: `verdict ${kind}` }, text)),
+  ...tables.map(textTable),
+  note(notes.join(" ")),
+];

@@ -64,17 +64,11 @@ export function sized(node, share) {
 
 export const number = (value, digits = 4) =>
   value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−");
-export const signed = (value, digits = 4) =>
-  value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value, digits);
 export const count = (value) => value.toLocaleString("en");
 export const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many}`;
 export const hasEnds = (interval) => Boolean(interval) && interval.low !== null;
-export const between = (interval, digits = 4, shown = number) =>
-  hasEnds(interval) ? `${shown(interval.low, digits)} to ${shown(interval.high, digits)}` : "–";
-
-/** A number, with the interval in parentheses if it is known. */
-export const withEnds = (value, interval, digits = 4, shown = number) =>
-  shown(value, digits) + (hasEnds(interval) ? ` (${between(interval, digits, shown)})` : "");
+export const between = (interval, digits = 4) =>
+  hasEnds(interval) ? `${number(interval.low, digits)} to ${number(interval.high, digits)}` : "–";
 
 export function percent(share) {
   if (share === null || share === undefined) return "–";
@@ -128,16 +122,16 @@ export function versus(left, leftText, right, rightText) {
 // --- keys and requests
 
 /** Move the focus among elements with arrow keys; only one of them is a tab stop. */
-export function roving(nodes, onMove = () => {}, columns = 1) {
+export function roving(nodes, onMove = () => {}) {
   nodes.forEach((node, i) => {
     node.setAttribute("tabindex", i === 0 ? "0" : "-1");
     node.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
-      const next = event.key === "Home" ? 0 : event.key === "End" ? nodes.length - 1 : step ? i + step : -1;
-      if (next < 0 || next >= nodes.length) return;
+      const last = nodes.length - 1;
+      const places = { ArrowRight: i === last ? 0 : i + 1, ArrowLeft: i === 0 ? last : i - 1, Home: 0, End: last };
+      const next = places[event.key];
+      if (next === undefined) return;
       event.preventDefault();
-      nodes.forEach((other) => other.setAttribute("tabindex", "-1"));
-      nodes[next].setAttribute("tabindex", "0");
+      nodes.forEach((other, j) => other.setAttribute("tabindex", j === next ? "0" : "-1"));
       nodes[next].focus();
       onMove(next);
     });

@@ -1,13 +1,13 @@
 // Members: how they differ, how differently they rank answers, and their disagreement with people.
 
-import { badge, clear, colour, count, data, el, memberRow, meter, note, number, percent } from "./dom.js";
-import { memberName, plural, roving, scrollRegion, signed, versus } from "./dom.js";
+import { badge, colour, count, data, el, memberName, memberRow, meter, note, number, percent, plural } from "./dom.js";
+import { scrollRegion, versus } from "./dom.js";
 
 const CHANCE = 0.5;
 const STRONG = 0.95; // white text is more readable than black from this |τ| on
 
 export function members(panel, ensemble) {
-  const { members: cards, unnamed, tau, warnings, read } = ensemble;
+  const { members: cards, unnamed, tau, read } = ensemble;
   const sampled = read && read.prompts < read.of;
   const ranked = tau ? heatMap(tau, cards) : unknown("no held-out prompt has enough answers to rank");
   panel.append(
@@ -15,7 +15,7 @@ export function members(panel, ensemble) {
     el(
       "p",
       {},
-      "Measured on held-out votes. Cards list only significant differences; of all claims together, 5 % may be false. ",
+      "Measured on held-out votes. Cards list only significant differences; of all claims together, 5\u00a0% may be false. ",
       "Phrases and views come from one half of the prompts and are tested on the other half. ",
       "Bars show how often a member prefers the trait if two answers differ in it; the line marks all members ",
       "together.",
@@ -23,7 +23,6 @@ export function members(panel, ensemble) {
       sampled && `${count(read.of)} prompts.`,
     ),
     unnamed && el("p", { class: "muted", id: "unnamed" }, unnamed),
-    ...warnings.map((text) => el("p", { class: "verdict warn" }, data(text))),
     el("div", { class: "members" }, cards.map(card)),
     el(
       "div",
@@ -61,7 +60,7 @@ function card(one) {
     one.leans.length > 0 && leans(one),
     words("Likes mentions of", one.likes),
     words("Dislikes mentions of", one.dislikes),
-    one.far && el("p", { class: "flag" }, "Disagrees with people more than chance."),
+    one.far && el("p", { class: "flag" }, "Disagrees with people more than chance. Do not tune a policy to it."),
     folded(`Views it favours (${one.views.length})`, one.views.map(view)),
     folded("Details", one.description ? [el("p", { class: "small" }, data(one.description))] : [], ""),
     folded("Pairs where it disagrees with most members", one.distinguishing.map(minority)),
@@ -119,30 +118,19 @@ function words(title, list) {
 // --- Kendall's tau
 
 function heatMap(diversity, cards) {
-  const sentence = el("p", { class: "pairing", "aria-live": "polite" });
-  const cells = [];
-  const say = (i, j) => {
-    cells.forEach((cell) => cell.classList.toggle("chosen", cell.dataset.at === `${i} ${j}`));
-    clear(sentence, ...described(diversity, cards, i, j));
+  const cell = (value, i, j) => {
+    const label = `Members ${i} and ${j}: τ ${number(value, 2)}`;
+    const made = el("td", { "aria-label": label }, number(value, 2).replace("0.", "."));
+    const towards = value === null ? "var(--chip)" : value < 0 ? "var(--opposite)" : "var(--alike)";
+    made.style.background = `color-mix(in srgb, ${towards} ${Math.round(100 * Math.abs(value ?? 0))}%, var(--even))`;
+    made.classList.toggle("strong", Math.abs(value ?? 0) >= STRONG);
+    return made;
   };
   const rows = diversity.tau.map((values, i) =>
     el("tr", {}, el("th", { scope: "row" }, badge(i)), values.map((value, j) => cell(value, i, j))),
   );
-  function cell(value, i, j) {
-    const label = `Members ${i} and ${j}: τ ${number(value, 2)}`;
-    const made = el("td", { "data-at": `${i} ${j}`, "aria-label": label }, number(value, 2).replace("0.", "."));
-    paint(made, value);
-    made.addEventListener("mouseenter", () => say(i, j));
-    made.addEventListener("click", () => say(i, j));
-    made.addEventListener("focus", () => say(i, j));
-    cells.push(made);
-    return made;
-  }
-  const attributes = { class: "heat", role: "grid", "aria-label": "Kendall’s τ, by member" };
   const heads = el("tr", {}, el("td"), cards.map((one) => el("th", { scope: "col" }, badge(one.member))));
-  roving(cells, undefined, cards.length);
-  const lowest = lowestPair(diversity.tau);
-  if (lowest) say(...lowest);
+  const whole = el("table", { class: "heat" }, el("thead", {}, heads), el("tbody", {}, rows));
   return el(
     "div",
     {},
@@ -150,45 +138,24 @@ function heatMap(diversity, cards) {
       "p",
       {},
       "Kendall’s τ is 1 if two members rank answers identically, 0 if their rankings are unrelated, and −1 if they ",
-      `are reversed. Mean over all pairs of members: ${signed(diversity.mean_off_diagonal, 2)}, `,
+      `are reversed. Mean over all pairs of members: ${number(diversity.mean_off_diagonal, 2)}, `,
       `from ${plural(diversity.prompts, "prompt", "prompts")}.`,
     ),
-    scrollRegion("Kendall’s τ between members", el("table", attributes, el("thead", {}, heads), el("tbody", {}, rows))),
+    scrollRegion("Kendall’s τ between members", whole),
     el("p", { class: "scale" }, "reversed", el("i"), "identical"),
-    sentence,
+    mostDifferent(diversity.tau, cards),
   );
 }
 
-function lowestPair(tau) {
-  let lowest = null;
-  tau.forEach((row, i) =>
-    row.forEach((value, j) => {
-      if (i < j && value !== null && (!lowest || value < tau[lowest[0]][lowest[1]])) lowest = [i, j];
-    }),
-  );
-  return lowest;
-}
-
-function paint(cell, value) {
-  const towards = value === null ? "var(--chip)" : value < 0 ? "var(--opposite)" : "var(--alike)";
-  const share = value === null ? 0 : Math.round(100 * Math.abs(value));
-  cell.style.background = `color-mix(in srgb, ${towards} ${share}%, var(--even))`;
-  cell.classList.toggle("strong", value !== null && Math.abs(value) >= STRONG);
-}
-
-function described(diversity, cards, i, j) {
-  const value = diversity.tau[i][j];
-  if (i === j) return [memberName(i, cards[i].name, " with itself.")];
-  if (value === null) return [`Members ${i} and ${j}: undefined, as one of them gives all answers the same reward.`];
+/** The two members that rank answers most differently, in words. */
+function mostDifferent(tau, cards) {
+  const pairs = tau.flatMap((values, i) => values.map((value, j) => ({ i, j, value })));
+  const known = pairs.filter(({ i, j, value }) => i < j && value !== null);
+  if (!known.length) return null;
+  const { i, j, value } = known.reduce((lowest, one) => (one.value < lowest.value ? one : lowest));
+  const [first, second] = [i, j].map((member) => memberName(member, cards[member].name));
   const differ = percent((1 - value) / 2);
-  const error = diversity.standard_error[i][j];
-  const margin = error === null ? "" : ` ± ${number(2 * error, 2)}`;
-  return [
-    memberName(i, cards[i].name),
-    " and ",
-    memberName(j, cards[j].name),
-    ` order ${differ} of all pairs of answers differently (τ ${number(value, 2)}${margin}).`,
-  ];
+  return el("p", { class: "pairing" }, first, " and ", second, ` order ${differ} of all pairs of answers differently.`);
 }
 
 // --- disagreement
