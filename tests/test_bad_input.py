@@ -61,7 +61,6 @@ NO_VOTES: list[tuple[Any, str]] = [
     (LONG | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
     (LONG | {"vote": True}, "vote is bool True"),
     (LONG | {"vote": HUGE}, "vote is int 1000"),
-    (LONG | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
     (SHARE | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1"),
     (SHARE | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
     (wide(votes_a=True), "votes_a must be a whole number, not bool True"),

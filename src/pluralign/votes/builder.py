@@ -105,7 +105,7 @@ class Comparisons:
         """Add the votes of one pair for a, for b and for a tie; one vote if ``finish`` merges."""
         if response_a == response_b:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
-        self._check_others(annotator, columns or {})
+        self._check_columns(columns or {})
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
         values = (row, self._prompts.setdefault(prompt, len(self._prompts)), a, b, *votes)
@@ -143,7 +143,7 @@ class Comparisons:
         if len(responses) < 2:
             have = "only one response" if responses else "no response"
             raise RowError("a single response", f"the prompt has {have}", "give at least two responses")
-        self._check_others(annotator, columns or {})
+        self._check_columns(columns or {})
         if len(texts := {text: position for position, text in enumerate(dict.fromkeys(responses))}) < len(responses):
             best = np.full((len(texts), scores.shape[1]), np.nan)
             np.fmax.at(best, [texts[text] for text in responses], scores)
@@ -179,11 +179,8 @@ class Comparisons:
         self._entries.frombytes(np.tile(ids, scores.shape[1]).astype(np.int64).tobytes())
         self._scores.frombytes(scores.T.astype(np.float64).tobytes())
 
-    def _check_others(self, annotator: Any, columns: Mapping[str, Any]) -> None:
-        """Raise a ``RowError`` for an annotator that is no id, and for further columns that cannot be saved."""
-        if not isinstance(annotator, str | int | float | np.integer | np.floating | None):
-            problem = f"the annotator must be a text or a number, not a {type(annotator).__name__}"
-            raise RowError("wrong type", problem, "give one id per vote")
+    def _check_columns(self, columns: Mapping[str, Any]) -> None:
+        """Raise a ``RowError`` for further columns that cannot be saved."""
         for name, value in columns.items():
             if name not in self._columns:
                 checked_text(name, "the name of a column")

@@ -85,10 +85,13 @@ def is_clear(guess: Mapping[str, str], first: Record) -> bool:
 
 
 _PERSON = (
-    "annotator|rater|worker|crowd_?worker|labell?er|evaluator|assessor|judge|voter|participant|respondent|completed_by"
+    "annotator|rater|worker|crowd_?worker|turker|coder|labell?er|evaluator|reviewer|contributor|assessor|judge|voter|"
+    "participant|respondent|panell?ist|completed_by"
 )
+_ID = "ids?|names?|hash(es)?|uuids?|emails?|keys?"
 _PERSON_COLUMN = re.compile(
-    rf"({_PERSON})(_?(id|name|hash|uuid|email|key))?|(user|session|prolific|mturk)_?(p?id|hash|uuid|identifier)|e_?mail"
+    rf"({_PERSON})s?(_?({_ID}))?|(user|person|subject)s?_?({_ID})|(session|prolific|mturk)_?(p?ids?|hash|uuid|identifier)|"
+    "e_?mails?|ip(_?addr(ess)?)?"
 )
 _PERSON_ID = re.compile(rf"({_PERSON}|user|person)[ _-]?\d+|A[A-Z0-9]{{11,14}}|[^@\s]+@[^@\s]+\.\w+")
 """``user12``, the ids of Mechanical Turk, e-mail addresses."""
@@ -141,7 +144,8 @@ def _two_sides(normal: Mapping[str, str], words: Collection[str]) -> tuple[str, 
     for first, second in _SIDES:
         for name, parts in tokens.items():
             rest = {part for part in parts if part != first}
-            if parts.count(first) != 1 or not rest & set(words) or not rest <= {*words, *_FILLERS}:
+            is_side = parts in (("left",), ("first",)) or rest & set(words)
+            if parts.count(first) != 1 or not is_side or not rest <= {*words, *_FILLERS}:
                 continue
             if other := of_tokens.get(tuple(second if part == first else part for part in parts)):
                 return name, other

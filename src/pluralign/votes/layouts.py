@@ -47,7 +47,7 @@ _NOUNS = ("response", "model", "answer", "completion", "output", "option", "cand
 _VOTES = {
     **dict.fromkeys(("a", "left", "first", "1", "1.0", *(f"{noun}_{end}" for noun in _NOUNS for end in "a1")), A),
     **dict.fromkeys(("b", "right", "second", *(f"{noun}_b" for noun in _NOUNS)), B),
-    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "tie (bothbad)", "tie_(bothbad)"), TIE),
+    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "both_bad", "tie_(bothbad)"), TIE),
 }
 _SECOND = dict.fromkeys(("0", "0.0"), "0") | dict.fromkeys(("2", "2.0", *(f"{noun}_2" for noun in _NOUNS)), "2")
 """Numbers that mean response b: if votes are yes or no, and if responses are numbered."""
@@ -178,7 +178,7 @@ def _read_ranking(ranking: Any, place: Mapping[str, int], number: int) -> list[f
     scores = [math.nan] * len(place)
     listed = read_list(ranking, "ranking")
     for position, entry in enumerate(listed):
-        keys = read_list(entry, "ranking") if isinstance(entry, list | tuple | np.ndarray) else [entry]
+        keys = read_list(entry, "ranking") if isinstance(entry, list | tuple) else [entry]
         at = [place.get(str(key)) for key in keys]
         if not at or None in at or len(set(at)) < len(at) or not all(math.isnan(scores[i]) for i in at):  # type: ignore[index]
             listed = []
@@ -256,10 +256,10 @@ _OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "re
 _CONSUMED = frozenset({*RESERVED_COLUMNS, *_OWN})
 
 
-def _voter(record: Record) -> Any:
+def _voter(record: Record) -> str | float | None:
     """Return the id of who cast a vote. It finds repeated votes and the judgments of a person, and is not stored."""
-    ids = [value for name, value in record.items() if value is not None and is_person_column(name)]
-    return ids[0] if ids else None
+    ids = (value for name, value in record.items() if is_person_column(name) and isinstance(value, str | int | float))
+    return next(ids, None)
 
 
 def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
@@ -325,11 +325,23 @@ LAYOUTS = (
     Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide)),
     Layout("share", f"{_PAIR}, prob_a, n", each(_wide)),
     Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True),
-    Layout("rankings", "prompt, responses, rankings", each(_rankings)),
-    Layout("ranking", "prompt, responses, ranking", _read_single, merge=True),
-    Layout("score lists", "prompt, responses, scores", each(_score_lists)),
-    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", each(_score_columns), _has_score_columns),
-    Layout("one response per row", "prompt, response, scores (or score_RATER …)", _read_responses, _has_response_score),
+    Layout("rankings", "prompt, responses, rankings", each(_rankings), drop_few=True),
+    Layout("ranking", "prompt, responses, ranking", _read_single, merge=True, drop_few=True),
+    Layout("score lists", "prompt, responses, scores", each(_score_lists), drop_few=True),
+    Layout(
+        "score columns",
+        "prompt, response_1, …, response_1_RATER, …",
+        each(_score_columns),
+        _has_score_columns,
+        drop_few=True,
+    ),
+    Layout(
+        "one response per row",
+        "prompt, response, scores (or score_RATER …)",
+        _read_responses,
+        _has_response_score,
+        drop_few=True,
+    ),
 )
 """All layouts, in the order in which they are tried."""
 
