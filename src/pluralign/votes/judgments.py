@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import safetensors.numpy
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -224,31 +224,19 @@ class Judgments:
         return np.searchsorted(keys, self.keys(width)).astype(np.int32)
 
     def to_bytes(self) -> bytes:
-        """Return the judgments as ASCII text: an Arrow file in base64, after its checksum."""
-        lists = [pa.LargeListArray.from_arrays(self.start, getattr(self, name)) for name in ("response", "place")]
-        columns = dict(zip(("person", "prompt", "response", "place"), [self.person, self.prompt, *lists], strict=True))
-        table = pa.table(columns, metadata={"linked": str(int(self.linked))})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            writer.write_table(table)
-        data = sink.getvalue().to_pybytes()
-        return base64.b64encode(zlib.crc32(data).to_bytes(4, "little") + data)
+        """Return the judgments as ASCII text."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        data = safetensors.numpy.save({**arrays, "linked": np.array([self.linked])})
+        return base64.b64encode(zlib.compress(data))
 
     @classmethod
     def from_bytes(cls, text: bytes) -> "Judgments":
-        """Read what ``to_bytes`` wrote. Raises ``ValueError`` or an Arrow exception if it is damaged."""
-        whole = base64.b64decode(text, validate=True)
-        data = whole[4:]
-        if zlib.crc32(data).to_bytes(4, "little") != whole[:4]:
-            raise ValueError("the checksum of the judgments is wrong")
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
-        person, prompt = (table[name].to_numpy() for name in ("person", "prompt"))
-        response, place = (
-            pa.concat_arrays(table[name].chunks) if table[name].num_chunks else pa.array([], table[name].type)
-            for name in ("response", "place")
-        )
-        start, values = response.offsets.to_numpy(), (response.values.to_numpy(), place.values.to_numpy())
-        return cls(person, prompt, start, *values, linked=table.schema.metadata[b"linked"] == b"1")
+        """Read what ``to_bytes`` wrote. Raises ``ValueError`` if it is damaged."""
+        try:
+            arrays = safetensors.numpy.load(zlib.decompress(base64.b64decode(text, validate=True)))
+            return cls(*(arrays[name] for name in _ARRAYS), linked=bool(arrays["linked"][0]))
+        except (zlib.error, safetensors.SafetensorError, LookupError) as error:
+            raise ValueError(f"the judgments are damaged ({error})") from None
 
 
 def concatenated(parts: list[Judgments]) -> Judgments:

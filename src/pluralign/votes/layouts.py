@@ -358,26 +358,22 @@ def find_layout(first: Record, file: str) -> tuple[Layout, dict[str, str]]:
         DataError: there is none, or more than one column may have a meaning that is needed. It names the columns.
     """
     columns = list(first)
-    listed, layout = ", ".join(columns) or "(none)", next((each for each in LAYOUTS if each.matches(columns)), None)
+    layout = next((each for each in LAYOUTS if each.matches(columns)), None)
     if layout is not None:
         in_chat = not isinstance(first.get("chosen", ""), str)
-        guess = {} if "prompt" in first or in_chat else guess_columns(["prompt"], columns)
+        guess = {} if in_chat else guess_columns(["prompt"], columns)
         problem = "there is no column prompt"
     else:
         guesses = {known.name: guess_columns(known.words, columns) for known in LAYOUTS}
         complete = (known for known in LAYOUTS if set(known.words) <= {*guesses[known.name], *columns})
         layout = next((known for known in complete if known.matches([*guesses[known.name], *columns])), None)
         guess = guesses[layout.name] if layout else {}
-        problem = f"no known layout has the columns {listed}"
-    if layout is not None:
-        if not is_clear(guess, first):
-            raise DataError(problem, file=file, row=1, remedy=f"use {spelled(rename=guess)}")
+        problem = f"no known layout has the columns {', '.join(columns) or '(none)'}"
+    if layout is not None and is_clear(guess, first):
         return layout, guess
-
-    def covered(layout: Layout) -> float:
-        return len(set(layout.words) & {*guesses[layout.name], *columns}) / len(layout.words)
-
-    nearest = max(LAYOUTS, key=covered)
+    if layout is not None:
+        raise DataError(problem, file=file, row=1, remedy=f"use {spelled(rename=guess)}")
+    nearest = max(LAYOUTS, key=lambda known: len({*known.words} & {*guesses[known.name], *columns}) / len(known.words))
     absent = [word for word in nearest.words if word not in columns]
     renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
     problem += f"; the nearest layout, {nearest.needs}, also needs {', '.join(absent)}"

@@ -26,51 +26,15 @@ from pluralign.votes.town_hall import writing
 
 # --- The people: the features of a response, and the tastes of six camps over them.
 
-# Values of the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
-_POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise is a quarter of the way to "for"
-_STRENGTH = np.array([1.0, 0.875, 0.75])  # by hedging: a hedged position is weaker
-_LENGTH = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
-_WARMTH = np.array([1.0, 0.0, 0.0, -1.0])
-_FORMALITY = np.array([-0.5, 0.0, 1.0, -0.5])
-_HEDGING = np.array([-1.0, 0.0, 1.0])
+_PEOPLE = writing.read_toml("people.toml")
 
 TASTE_GRID = 2.0**-38
 """Tastes are multiples of this and features of 2^-7, so a reward below 2^8 is exact in 53 bits for every order of
 summation. p* and ``annotator_votes`` agree to the last vote and depend neither on block sizes nor on the BLAS."""
 
-CAMP_SHARES = {
-    "gardeners": 0.24,
-    "ratepayers": 0.20,
-    "keepers of custom": 0.18,
-    "bridge builders": 0.15,
-    "planners": 0.13,
-    "free spirits": 0.10,
-}
-# For each feature: its mean taste in each camp, in the order above, and the standard deviation within a camp.
-# Positions divide people far more than manner does, and have larger weights. A single reward cannot express this: the
-# manner that decides between two answers of the same stance makes almost nobody prefer the other stance.
-# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on true features .016,
-# the six camp means voting with their shares .006, eight random annotators .022.
-TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
-    "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
-    "change": ((1.1, -0.4, -4.15, 0.1, 3.1, 1.35), 0.9),
-    "environment": ((4.0, -1.25, 0.75, 0.5, 1.25, 0.5), 0.9),
-    "rules": ((1.25, -0.25, 1.5, 0.25, 2.75, -4.25), 0.9),
-    "compromise": ((0.0, 0.0, 0.0, 3.75, 0.0, 0.0), 0.9),
-    "undecided": ((-0.85, -0.85, -0.85, -0.35, -0.85, -0.85), 0.2),
-    "length": ((0.8, -0.1, 0.65, 0.65, 1.0, -0.1), 0.12),
-    "warmth": ((0.2, 0.05, 0.15, 0.3, 0.1, 0.1), 0.12),
-    "formality": ((0.0, 0.0, 0.5, 0.0, 0.35, -0.35), 0.08),
-    "hedging": ((-0.05, -0.05, -0.05, 0.0, -0.05, -0.1), 0.03),
-    "list": ((0.1, 0.6, -0.6, 0.25, 0.95, 0.25), 0.12),
-    "numbered": ((0.0, 0.05, 0.0, 0.0, 0.25, 0.0), 0.05),
-    "figures": ((0.85, 1.1, 0.6, 0.85, 1.3, 0.85), 0.1),
-    "story": ((1.2, 0.6, 1.2, 0.85, 0.5, 0.85), 0.1),
-    "fairness": ((0.7, 0.7, 0.7, 1.2, 0.7, 0.7), 0.1),
-    "cost": ((0.6, 1.3, 0.85, 0.85, 0.85, 0.85), 0.1),
-    "call_to_action": ((-0.35, -0.85, -0.85, -0.85, -0.85, -1.1), 0.1),
-    "question_back": ((0.7, 0.5, 0.7, 1.2, 0.7, 0.7), 0.1),
-}
+CAMP_SHARES: dict[str, float] = _PEOPLE["camps"]
+TASTES: dict[str, tuple[list[float], float]] = _PEOPLE["tastes"]
+"""For each feature its mean in each camp, and the standard deviation within a camp."""
 FEATURES = tuple(TASTES)
 CAMPS = tuple(CAMP_SHARES)
 
@@ -102,10 +66,12 @@ def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
     """Return the features of attribute levels, ``(n_items, n_features)`` in the order of ``FEATURES``, in [-1, 1]."""
     levels = writing.Attributes(*attributes.T)
     loadings = np.array([topic.loadings for topic in writing.load_issues()])
-    position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
+    values = {name: np.array(given) for name, given in _PEOPLE["levels"].items()}
+    position = values["position"][levels.stance] * values["strength"][levels.hedging]
     is_stance = [levels.stance == writing.STANCES.index(name) for name in ("compromise", "undecided")]
     is_support = [levels.support == writing.SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
-    style = [_LENGTH[levels.length], _WARMTH[levels.tone], _FORMALITY[levels.tone], _HEDGING[levels.hedging]]
+    by_attribute = {"length": levels.length, "warmth": levels.tone, "formality": levels.tone, "hedging": levels.hedging}
+    style = [values[name][level] for name, level in by_attribute.items()]
     is_list = [levels.structure != writing.PROSE, levels.structure == writing.NUMBERED]
     manner = [*is_stance, *style, *is_list, *is_support, levels.call, levels.question]
     return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
@@ -125,17 +91,8 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 # --- Prompts, pairs and votes.
 
-# Probability of each level of an attribute, in the order of ``Attributes``.
-LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
-    (0.3, 0.3, 0.22, 0.18),  # stance: for, against, compromise, undecided
-    (0.14, 0.2, 0.22, 0.22, 0.22),  # length
-    (0.25, 0.25, 0.25, 0.25),  # tone: warm, plain, formal, blunt
-    (1 / 3, 1 / 3, 1 / 3),  # hedging: firm, even, hedged
-    (0.5, 0.25, 0.25),  # structure: prose, bullets, numbered
-    (0.2, 0.2, 0.2, 0.2, 0.2),  # support: none, figures, story, fairness, cost
-    (0.6, 0.4),  # call to action
-    (0.6, 0.4),  # question back
-)
+LEVEL_SHARES: list[list[float]] = list(_PEOPLE["level_shares"].values())
+"""Probability of each level of an attribute, in the order of ``Attributes``."""
 # Answers to one question lean for or against, as samples of one writer do, so many pairs share a stance and differ in
 # manner. This share of the answers follows the leaning; the rest are drawn from LEVEL_SHARES.
 LEANING_SHARE = 0.4
