@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pluralign.learning.pairs import Differences, Matrix, Pairs
-from pluralign.votes.judgments import Judgments, concatenated
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, distinct
 
 
@@ -65,3 +65,18 @@ def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.Ar
     v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
     gradient = 2 * v.T @ (v @ a - p) / len(p)
     return float(gradient @ a - gradient.min())
+
+
+def concatenated(parts: list[Judgments]) -> Judgments:
+    """Join judgments on the same tables of texts; persons of different parts are different people."""
+    people = np.cumsum([0, *(part.n_persons for part in parts)])
+    starts = np.cumsum([0, *(len(part.response) for part in parts)])
+    shifted = [part.start[:-1] + first for part, first in zip(parts, starts, strict=False)]
+    return Judgments(
+        np.concatenate([part.person + first for part, first in zip(parts, people, strict=False)]).astype(np.int32),
+        np.concatenate([part.prompt for part in parts]),
+        np.concatenate([*shifted, starts[-1:]]),
+        np.concatenate([part.response for part in parts]),
+        np.concatenate([part.place for part in parts]),
+        linked=any(part.linked for part in parts),
+    )

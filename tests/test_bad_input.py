@@ -25,7 +25,7 @@ BAD_ROWS = {
     "huge count": (wide(votes_a=10**12), "votes_a is 1e\\+12, above 10,000,000"),
     "not a number": (json.dumps(wide(votes_a=float("nan"))), "votes_a is NaN"),
     "no votes": (wide(votes_a=0, votes_b=0), "the pair has no vote, and 2 are needed"),
-    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only one vote, and 2 are needed; use min_votes=1"),
+    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only 1 vote, and 2 are needed; use min_votes=1"),
     "identical responses": (wide(response_b="Yes."), "the two responses are the same text"),
     "empty prompt": (wide(prompt=" \n"), "the prompt is empty"),
     "broken UTF-8": (json.dumps(wide(prompt="caf?")).encode().replace(b"?", b"\xe9"), "not valid UTF-8"),

@@ -207,19 +207,19 @@ class Comparisons:
     def finish(
         self,
         options: LoadOptions,
-        *,
-        merge: bool = False,
         min_votes: int = 2,
         drop_few: bool = False,
+        *,
+        merge: bool = False,
         offer_raters: bool = False,
     ) -> PreferenceSet:
         """Return the pairs as a ``PreferenceSet``.
 
         Args:
             options: how to treat ties, repeated votes and small counts.
-            merge: merge votes on the same two responses of a prompt, in either order.
             min_votes: minimum votes per pair, unless ``options`` has one.
             drop_few: drop and count pairs with fewer votes. Otherwise they are bad rows.
+            merge: merge votes on the same two responses of a prompt, in either order.
             offer_raters: say that the ids of people which are not kept can be used.
         """
         merged = self._merged(options) if merge else self._unmerged()
@@ -235,7 +235,7 @@ class Comparisons:
         return preferences
 
     def finish_single(
-        self, options: LoadOptions, *, min_votes: int = 2, drop_few: bool = False
+        self, options: LoadOptions, min_votes: int, drop_few: bool
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
@@ -395,10 +395,9 @@ class Comparisons:
 
 
 def _too_few(n_votes: int, ties: int, least: int) -> RowError:
-    kind = "no votes" if n_votes == 0 else "too few votes"
-    have = "no vote" if n_votes == 0 else "only one vote" if n_votes == 1 else f"only {n_votes} votes"
-    if ties:
-        have += f" and {ties} tie{'s' * (ties > 1)}"
+    kind = "too few votes" if n_votes else "no votes"
+    have = "no vote" if n_votes == 0 else f"only {counted(n_votes, 'vote')}"
+    have += f" and {counted(ties, 'tie')}" if ties else ""
     remedies = (
         [f"use {spelled(ties='half')} to count ties"] if ties else [] if n_votes else ["give only pairs with votes"]
     )

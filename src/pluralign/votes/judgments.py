@@ -233,25 +233,10 @@ class Judgments:
     def from_bytes(cls, text: bytes) -> "Judgments":
         """Read what ``to_bytes`` wrote. Raises ``ValueError`` if it is damaged."""
         try:
-            arrays = safetensors.numpy.load(zlib.decompress(base64.b64decode(text, validate=True)))
-            return cls(*(arrays[name] for name in _ARRAYS), linked=bool(arrays["linked"][0]))
+            arrays: dict[str, Any] = safetensors.numpy.load(zlib.decompress(base64.b64decode(text, validate=True)))
+            return cls(**{name: arrays[name] for name in _ARRAYS}, linked=bool(arrays["linked"][0]))
         except (zlib.error, safetensors.SafetensorError, LookupError) as error:
             raise ValueError(f"the judgments are damaged ({error})") from None
-
-
-def concatenated(parts: list[Judgments]) -> Judgments:
-    """Join judgments on the same tables of texts; persons of different parts are different people."""
-    people = np.cumsum([0, *(part.n_persons for part in parts)])
-    starts = np.cumsum([0, *(len(part.response) for part in parts)])
-    shifted = [part.start[:-1] + first for part, first in zip(parts, starts, strict=False)]
-    return Judgments(
-        np.concatenate([part.person + first for part, first in zip(parts, people, strict=False)]).astype(np.int32),
-        np.concatenate([part.prompt for part in parts]),
-        np.concatenate([*shifted, starts[-1:]]),
-        np.concatenate([part.response for part in parts]),
-        np.concatenate([part.place for part in parts]),
-        linked=any(part.linked for part in parts),
-    )
 
 
 def rankings_of_one(preferences: "PreferenceSet") -> Judgments:
@@ -268,6 +253,8 @@ def rankings_of_one(preferences: "PreferenceSet") -> Judgments:
     for_a = np.repeat(np.tile([1.0, -1.0, 0.0], len(rows)), votes.ravel())
     both = np.stack([preferences.a_index, preferences.b_index], axis=1)[pair]
     scores = np.stack([for_a, np.zeros(len(pair))], axis=1)
-    pairs = Judgments.from_scores(pair, preferences.prompt_index[pair], sizes, both.ravel(), scores.ravel())
-    joined = pairs if judged is None else concatenated([judged, pairs])
-    return replace(joined, person=np.zeros_like(joined.person), linked=True)
+    prompt, response, score = preferences.prompt_index[pair], both.ravel(), scores.ravel()
+    if judged is not None:
+        prompt, sizes = np.append(judged.prompt, prompt), np.append(judged.sizes, sizes)
+        response, score = np.append(judged.response, response), np.append(-judged.place, score)
+    return Judgments.from_scores(np.zeros_like(prompt), prompt, sizes, response, score, linked=True)

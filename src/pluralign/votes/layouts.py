@@ -146,9 +146,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
         prompt = shared if prompt is None else prompt
     texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
-    swap = _text_hash(texts[0]) > _text_hash(texts[1])
-    first, second = texts[::-1] if swap else texts
-    votes, others = (int(not swap), int(swap), 0), _others(record, ("chosen", "rejected"))
+    first, second = sorted(texts, key=_text_hash)
+    votes, others = (int(first == texts[0]), int(first != texts[0]), 0), _others(record, ("chosen", "rejected"))
     into.add(row, read_prompt(prompt), first, second, votes, annotator=_voter(record), columns=others)
 
 
@@ -285,7 +284,7 @@ class Layout:
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
-    drop_few: bool = False
+    drop_few: bool = True
     """Whether pairs with fewer votes are dropped and counted. Else they are bad rows."""
 
     @property
@@ -322,26 +321,14 @@ def _has_response_score(columns: Collection[str]) -> bool:
 _PAIR = "prompt, response_a, response_b"
 LAYOUTS = (
     Layout("trl", "prompt, chosen, rejected", each(_chosen), merge=True, min_votes=1),
-    Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide)),
-    Layout("share", f"{_PAIR}, prob_a, n", each(_wide)),
-    Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True),
-    Layout("rankings", "prompt, responses, rankings", each(_rankings), drop_few=True),
-    Layout("ranking", "prompt, responses, ranking", _read_single, merge=True, drop_few=True),
-    Layout("score lists", "prompt, responses, scores", each(_score_lists), drop_few=True),
-    Layout(
-        "score columns",
-        "prompt, response_1, …, response_1_RATER, …",
-        each(_score_columns),
-        _has_score_columns,
-        drop_few=True,
-    ),
-    Layout(
-        "one response per row",
-        "prompt, response, scores (or score_RATER …)",
-        _read_responses,
-        _has_response_score,
-        drop_few=True,
-    ),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide), drop_few=False),
+    Layout("share", f"{_PAIR}, prob_a, n", each(_wide), drop_few=False),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True, drop_few=False),
+    Layout("rankings", "prompt, responses, rankings", each(_rankings)),
+    Layout("ranking", "prompt, responses, ranking", _read_single, merge=True),
+    Layout("score lists", "prompt, responses, scores", each(_score_lists)),
+    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", each(_score_columns), _has_score_columns),
+    Layout("one response per row", "prompt, response, scores (or score_RATER …)", _read_responses, _has_response_score),
 )
 """All layouts, in the order in which they are tried."""
 
@@ -423,5 +410,5 @@ def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, option
     layout, records = recognise(records, bad)
     comparisons = Comparisons(bad)
     layout.read(records, comparisons)
-    few: Any = {"min_votes": layout.min_votes, "drop_few": layout.drop_few}
-    return comparisons.finish(options, merge=layout.merge, offer_raters=layout.merge, **few)
+    few = layout.min_votes, layout.drop_few
+    return comparisons.finish(options, *few, merge=layout.merge, offer_raters=layout.merge)

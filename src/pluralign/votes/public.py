@@ -206,10 +206,8 @@ def _multipref(record: Record, bad: BadRows) -> Iterable[Record]:
             raise invalid("unknown vote", f"overall_pref is {person.get('overall_pref')!r}")
         votes.append({"vote": vote[1] or "tie", "evaluator": person.get("evaluator")})
     sides = {f"response_{side}": text_in(record, f"completion_{side}") for side in "ab"}
-    columns = _only(
-        record, "comparison_id prompt_id category source subject_study highest_level_degree model_a model_b"
-    )
-    return _votes({"prompt": text_in(record, "text"), **sides, **columns}, votes, bad)
+    about = "comparison_id prompt_id category source subject_study highest_level_degree model_a model_b"
+    return _votes({"prompt": text_in(record, "text"), **sides, **_only(record, about)}, votes, bad)
 
 
 def _rated_prompt(record: Record) -> str:
@@ -224,7 +222,11 @@ def _ratings(record: Record) -> list[float]:
     return [read_number(rating, "helpfulness") for rating in listed]
 
 
-@_public("HelpSteer2 ratings", "prompt, response, helpfulness, coherence, verbosity", key=_rated_prompt)
+@_public(
+    "HelpSteer2 ratings",
+    "prompt, response, helpfulness, coherence, verbosity",
+    key=lambda record: text_in(record, "prompt"),
+)
 def _helpsteer2(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
     """The responses to a prompt are paired in the order of the rows. Ratings at the same place of both lists are one
     vote: they are taken to be of the same person.
@@ -411,13 +413,15 @@ def _argilla_answers(record: Record) -> Iterator[tuple[str, Record]]:
     if "fields" in record:
         given = given["responses"] or {}
     if isinstance(given, list):  # version 1: the answers of each person
-        answers = [(name, {**one, **value}) for one in given for name, value in (one.get("values") or {}).items()]
+        answers: list[tuple[str, Record]] = [
+            (name, {**one, **value}) for one in given for name, value in (one.get("values") or {}).items()
+        ]
     else:
         answers = [(name, one) for name, listed in given.items() for one in _objects(listed)]
     return ((name, one) for name, one in answers if one.get("status") in (None, "submitted") and "value" in one)
 
 
-def _objects(value: Any) -> list[Record]:
+def _objects(value: Any) -> list[Mapping[str, Any]]:
     """Return the objects of a list, or of lists by key; anything else holds none."""
     if isinstance(value, Mapping) and isinstance(value.get("value"), list):
         columns = {key: listed for key, listed in value.items() if listed is not None}

@@ -100,7 +100,6 @@ LEANING_SHARE = 0.4
 DEFAULT_PAIRS = 2000
 DEFAULT_RANKED_PAIRS = 2500  # of 250 prompts, as many as above
 DEFAULT_PAIRS_PER_PROMPT = 8
-MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
 
 
@@ -128,12 +127,7 @@ class TownHall:
 
     def annotator_rewards(self, annotators: npt.ArrayLike) -> FloatArray:
         """Return the true rewards of the given annotators for every response, ``(n_items, n_chosen)``."""
-        chosen = np.atleast_1d(np.asarray(annotators))
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
-            raise UsageError("annotators must be one index or a list of indices.")
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self.tastes):
-            raise UsageError(f"annotators must be between 0 and {len(self.tastes) - 1}, not {chosen.tolist()}.")
-        return np.asarray(self.features @ self.tastes[chosen].T)
+        return np.asarray(self.features @ self.tastes[np.atleast_1d(annotators)].T)
 
     def annotator_votes(self, annotators: npt.ArrayLike) -> FloatArray:
         """Return the votes of the given annotators on every pair: 1 if they prefer a, else 0, ``(n_pairs, n_chosen)``.
@@ -198,34 +192,32 @@ def town_hall(
         >>> len(hall.preferences), hall.preferences.n_votes[0], hall.tastes.shape
         (80, np.int64(5), (1000, 18))
     """
-    low, high = _range("votes_per_pair", votes_per_pair)
-    check_at_least("n_pairs", n_pairs, 1)
-    check_at_least("n_annotators", n_annotators, 1)
+    low, high = votes_per_pair if isinstance(votes_per_pair, tuple) else (votes_per_pair, votes_per_pair)
     usual = 5 if rankings else 6
-    if n_responses_per_prompt is None:
-        n_responses_per_prompt = usual
-    check_at_least("n_responses_per_prompt", n_responses_per_prompt, 2)
-    if n_responses_per_prompt > MAX_RESPONSES_PER_PROMPT:
-        most = f"at most {MAX_RESPONSES_PER_PROMPT}"
-        raise UsageError(f"n_responses_per_prompt must be {most}, not {n_responses_per_prompt}.")
-    all_pairs = math.comb(n_responses_per_prompt, 2)
-    if pairs_per_prompt is None:
-        pairs_per_prompt = all_pairs if rankings else min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
-    check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
-    if pairs_per_prompt > all_pairs:
-        most = f"{all_pairs}, the pairs among {n_responses_per_prompt} responses"
-        raise UsageError(
-            f"pairs_per_prompt must be at most {most}, not {pairs_per_prompt}: use more responses per prompt."
-        )
+    n_responses = usual if n_responses_per_prompt is None else n_responses_per_prompt
+    all_pairs = n_responses * (n_responses - 1) // 2
+    usual_pairs = all_pairs if rankings else min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
+    per_prompt = usual_pairs if pairs_per_prompt is None else pairs_per_prompt
+    for name, value, least in (
+        ("n_pairs", n_pairs, 1),
+        ("n_annotators", n_annotators, 1),
+        ("n_responses_per_prompt", n_responses, 2),
+        ("pairs_per_prompt", per_prompt, 1),
+        ("votes_per_pair", low, 1),
+        ("the upper end of votes_per_pair", high, low),
+    ):
+        check_at_least(name, value, least)
+    if per_prompt > all_pairs:
+        most = f"{all_pairs}, the pairs among {n_responses} responses"
+        raise UsageError(f"pairs_per_prompt must be at most {most}, not {per_prompt}: use more responses per prompt.")
     camps, tastes = draw_population(n_annotators)
-    n_prompts = -(-n_pairs // pairs_per_prompt)
+    n_prompts = -(-n_pairs // per_prompt)
     topics = _draw_topics(n_prompts, town_stream(seed, Stream.TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, town_stream(seed, Stream.ATTRIBUTES))
-    pairs_random = town_stream(seed, Stream.PAIRS)
-    prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, pairs_random)
+    attributes = _draw_attributes(n_prompts, n_responses, town_stream(seed, Stream.ATTRIBUTES))
+    prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses, per_prompt, town_stream(seed, Stream.PAIRS))
     used, number = by_first_appearance(items.ravel())
     items = number.reshape(items.shape).astype(np.int64)
-    topic_of_item = used // n_responses_per_prompt
+    topic_of_item = used // n_responses
     attributes = attributes.reshape(-1, attributes.shape[-1])[used]
     features = features_of(topics[topic_of_item, 0], attributes)
     prob = _share_preferring_first(features, items, tastes)
@@ -249,8 +241,7 @@ def town_hall(
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
-    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt)
-    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT):
+    if (seed, votes_per_pair, n_annotators, n_responses, per_prompt) == (0, 5, 1000, usual, usual_pairs):
         preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps, people)
 
@@ -357,13 +348,3 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
             else:
                 raise RuntimeError(f"no other wording is left for {text!r}")
     return list(texts)
-
-
-def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """Return a checked range; a number n is the range (n, n)."""
-    if isinstance(value, tuple) and len(value) != 2:
-        raise UsageError(f"{name} must be a number or a (low, high) pair, not {value!r}.")
-    low, high = value if isinstance(value, tuple) else (value, value)
-    check_at_least(name, low, 1)
-    check_at_least(f"the upper end of {name}", high, low)
-    return low, high
