@@ -17,7 +17,7 @@ import numpy as np
 
 from pluralign.core.errors import DataError
 from pluralign.core.options import spelled
-from pluralign.votes.builder import BadRows, Comparisons
+from pluralign.votes.builder import BadRows, Comparisons, RowFacts
 from pluralign.votes.columns import guess_columns, is_clear, is_person_column, rename_columns
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
@@ -133,22 +133,21 @@ def _read_single(records: Records, into: Comparisons) -> None:
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
-    prompt = read_prompt(record.get("prompt"))
-    a = read_response(record.get("response_a"), "response_a")
-    b = read_response(record.get("response_b"), "response_b")
-    into.add(row, prompt, a, b, votes, annotator=annotator, columns=_others(record))
+    a, b = (read_response(record.get(name), name) for name in ("response_a", "response_b"))
+    into.add(_facts(record, row, annotator), a, b, votes)
 
 
 def _chosen(record: Record, row: int, into: Comparisons) -> None:
-    chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
+    chosen, rejected = record.get("chosen"), record.get("rejected")
     if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
         shared, chosen, rejected = split_dialogues(read_messages(chosen, "chosen"), read_messages(rejected, "rejected"))
-        prompt = shared if prompt is None else prompt
+        record = record if record.get("prompt") is not None else {**record, "prompt": shared}
     texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     first, second = sorted(texts, key=_text_hash)
-    votes, others = (int(first == texts[0]), int(first != texts[0]), 0), _others(record, ("chosen", "rejected"))
-    into.add(row, read_prompt(prompt), first, second, votes, annotator=_voter(record), columns=others)
+    rest = {name: value for name, value in record.items() if name not in ("chosen", "rejected")}
+    votes = int(first == texts[0]), int(first != texts[0]), 0
+    into.add(_facts(rest, row, _voter(record)), first, second, votes)
 
 
 def _text_hash(text: str) -> bytes:
@@ -167,9 +166,7 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     if "ranking" in record and len(named_texts) == 1 < len(set(answers)):
         raise RowError("a single response", "the ranking names only one response", "rank at least two")
     annotator = _voter(record) if "ranking" in record else None
-    prompt = read_prompt(record.get("prompt"))
-    others = _others(record)
-    into.add_all_pairs(row, prompt, answers, scores, annotator=annotator, columns=others, judged_only=True)
+    into.add_all_pairs(_facts(record, row, annotator), answers, scores)
 
 
 def _read_ranking(ranking: Any, place: Mapping[str, int], number: int) -> list[float]:
@@ -200,7 +197,7 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
         raise RowError("uneven scores", problem, remedy)
     scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
     scores = scores.reshape(len(answers), len(given[0]) if given else 0)
-    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
+    into.add_all_pairs(_facts(record, row), answers, scores)
 
 
 _NUMBERED = re.compile(r"response_(0|[1-9][0-9]{0,5})")
@@ -221,8 +218,8 @@ def _score_columns(record: Record, row: int, into: Comparisons) -> None:
     scores = np.array([[read_number(record.get(name), name) for name in of_response] for of_response in names])
     if np.isnan(scores).all():
         raise missing("every response_{i}_{rater}")
-    others = {name: value for name, value in _others(record).items() if not name.startswith("response_")}
-    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=others)
+    rest = {name: value for name, value in record.items() if not name.startswith("response_")}
+    into.add_all_pairs(_facts(rest, row), answers, scores)
 
 
 def _is_score(name: str) -> bool:
@@ -261,9 +258,10 @@ def _voter(record: Record) -> str | float | None:
     return next(ids, None)
 
 
-def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the further columns. One without a name is an index that pandas wrote."""
-    return {name: value for name, value in record.items() if name and name not in _CONSUMED and name not in also}
+def _facts(record: Record, row: int, annotator: Any = None) -> RowFacts:
+    """Return the prompt of a row and its further columns. One without a name is an index that pandas wrote."""
+    others = {name: value for name, value in record.items() if name and name not in _CONSUMED}
+    return RowFacts(row, read_prompt(record.get("prompt")), others, annotator)
 
 
 Reader: TypeAlias = Callable[[Records, Comparisons], None]

@@ -222,11 +222,7 @@ def _ratings(record: Record) -> list[float]:
     return [read_number(rating, "helpfulness") for rating in listed]
 
 
-@_public(
-    "HelpSteer2 ratings",
-    "prompt, response, helpfulness, coherence, verbosity",
-    key=lambda record: text_in(record, "prompt"),
-)
+@_public("HelpSteer2 ratings", "prompt, response, helpfulness, coherence, verbosity", key=_rated_prompt)
 def _helpsteer2(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
     """The responses to a prompt are paired in the order of the rows. Ratings at the same place of both lists are one
     vote: they are taken to be of the same person.
