@@ -49,6 +49,8 @@ def test_each_vote_keeps_its_rater_and_its_side() -> None:
 def test_a_number_and_its_text_are_the_same_rater() -> None:
     ids = [1, 1.0, "1", "1.0"]
     assert load_rater_votes([row | {"worker": ids[i % 4]} for i, row in enumerate(ROWS)], "worker").n_raters == 1
+    numbered = [row | {"worker": one} for row, one in zip(ROWS, [0, 1, 1, 2, float("nan"), 2], strict=True)]
+    assert plain(load_rater_votes(numbered, "worker")) == plain(load_rater_votes(ROWS, "worker"))
     votes = [vote("Tea?", "Yes.", "No.", "a", None) | {"annotator": one} for one in [*ids, "01"]]
     assert load_preferences(votes, repeats="first").n_votes.tolist() == [2]
 
@@ -95,18 +97,6 @@ def test_no_id_is_kept() -> None:
     assert "secret" not in repr(votes) + json.dumps(list(votes.preferences.to_records()))
     assert set(votes.preferences.columns) == {"topic"}, "the official split can be ignored"
     assert set(load_preferences(rows).columns).isdisjoint({"rater"})
-
-
-def test_only_the_first_vote_of_a_rater_on_a_pair_may_count() -> None:
-    rows = [*ROWS, vote("Tea?", "Yes.", "No.", "b", "secret-ann")]
-    votes = load_rater_votes(rows, "worker", repeats="first")
-    assert plain(votes) == plain(load_rater_votes(ROWS, "worker"))
-    assert votes.preferences.votes_b.tolist() == load_preferences(ROWS).votes_b.tolist()
-
-
-def test_ids_may_be_numbers_and_zero_is_an_id() -> None:
-    rows = [{**row, "worker": number} for row, number in zip(ROWS, [0, 1, 1, 2, float("nan"), 2], strict=True)]
-    assert plain(load_rater_votes(rows, "worker")) == plain(load_rater_votes(ROWS, "worker"))
 
 
 def test_chosen_and_rejected_rows_have_raters_too() -> None:
