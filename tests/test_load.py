@@ -151,7 +151,9 @@ ANSWERS = ["one", "two", "three"]
 
 
 LISTS = {"prompt": "x", "responses": ANSWERS, "scores": SCORES, "topic": "t"}
-FLAT = {f"response_{i}_model": "gpt" for i in (1, 2, 3)} | {f"response_{i}": text for i, text in enumerate(ANSWERS, 1)}
+FLAT: dict[str, Any] = {f"response_{i}_model": "gpt" for i in (1, 2, 3)} | {
+    f"response_{i}": text for i, text in enumerate(ANSWERS, 1)
+}
 FLAT |= {f"response_{i}_rater{rater}": score for i, of in enumerate(SCORES, 1) for rater, score in enumerate(of)}
 ONE_EACH = list(zip(ANSWERS, SCORES, strict=True))
 BY_COLUMN = [(text, {f"score_{rater}": score for rater, score in enumerate(of)}) for text, of in ONE_EACH]
@@ -188,6 +190,8 @@ def test_rankings_compare_every_pair_of_responses(names: list[Any]) -> None:
     assert [one[1:] for one in counts(load_preferences([row | {"rankings": rankings}]))] == pairs_by_loop(
         ANSWERS, places
     )
+    few = load_preferences([row | {"rankings": [rankings[0], rankings[1][:2]]}])
+    assert (len(few), few.dropped) == (1, {"pairs with fewer than 2 votes": 2}), "no row is bad"
     one_each = load_preferences([row | {"ranking": ranking} for ranking in rankings])
     assert [one[1:] for one in counts(one_each)] == pairs_by_loop(ANSWERS, places)
 
@@ -220,13 +224,17 @@ def test_chosen_and_rejected_rows_are_votes_in_random_orientation() -> None:
     assert 0.4 < (loaded.votes_a[1:] == 1).mean() < 0.6, "the position must not reveal the chosen side"
 
 
-def test_chosen_and_rejected_as_chats_share_their_prompt() -> None:
+def test_chosen_and_rejected_as_chats_share_their_prompt(tmp_path: Path) -> None:
     ask, yes, no = (
         {"role": r, "content": c} for r, c in [("user", "Tea?"), ("assistant", "Yes."), ("assistant", "No.")]
     )
     implicit = load_preferences([{"chosen": [ask, yes], "rejected": [ask, no]}])
     explicit = load_preferences([{"prompt": [ask], "chosen": [yes], "rejected": [no]}])
     assert implicit == explicit
+    (tmp_path / "pandas.csv").write_bytes(as_csv([{"chosen": str([ask, yes]), "rejected": str([ask, no])}]))
+    assert load_preferences(tmp_path / "pandas.csv") == explicit
+    parts = ask | {"content": [{"type": "text", "text": "Tea?"}]}
+    assert load_preferences([{"prompt": [parts], "chosen": [yes], "rejected": [no]}]) == explicit
     assert implicit.prompts[0] == (Message("user", "Tea?"),)
     assert set(implicit.responses) == {"Yes.", "No."}
 

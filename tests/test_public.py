@@ -163,7 +163,7 @@ def test_public_layouts_come_from_any_source(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
     pandas.DataFrame(rows).to_parquet(tmp_path / "battles.parquet")
     pandas.DataFrame(rows).to_csv(tmp_path / "battles.csv")
-    frame = pandas.read_parquet(tmp_path / "battles.parquet")
+    frame = pandas.read_parquet(tmp_path / "battles.parquet")  # lists are numpy arrays there
     files = [tmp_path / name for name in ("list.json", "battles.parquet", "battles.csv")]
     for source in (*files, frame, datasets.Dataset.from_list(rows)):
         assert pairs_of(load_preferences(source)) == pairs_of(expected)
@@ -179,13 +179,13 @@ def test_people_of_public_layouts_are_raters_by_the_names_of_their_columns() -> 
 
 
 def test_statements_of_polis_are_read_from_the_files_beside_the_votes(tmp_path: Path) -> None:
-    votes = tmp_path / "participants-votes.csv"
+    votes = tmp_path / "2026-participant-votes.csv"
     votes.write_text("participant,group-id,n-votes,0,1,2\n0,1,3,1,-1,1\n1,,2,-1,,1\n")
     with pytest.raises(DataError, match=r"keep comments\.csv of the export beside the file"):
         load_preferences(votes)
     comments = "comment-id,moderated,comment-body\n0,1,Yes.\n1,0,No.\n2,-1,Buy this!\n"
-    (tmp_path / "comments.csv").write_text(comments)
-    (tmp_path / "summary.csv").write_text('topic,"Tea, please?"\nvoters,2\n')
+    (tmp_path / "2026-comments.csv").write_text(comments)
+    (tmp_path / "2026-summary.csv").write_text('topic,"Tea, please?"\nvoters,2\n')
     assert pairs_of(load_preferences(tmp_path)) == [("Tea, please?", "Yes.", "No.", 1, 0, 0)]
 
 

@@ -78,6 +78,8 @@ HASHES = ["5f2b8c1d9e3a7f60", "0a1b2c3d4e5f6071"]
         ("annotator_id", [1, 2, 1, 3], "(annotator_id); to use them: load_rater_votes(source, 'annotator_id')"),
         ("Rated by", ["user1", "user2", "user1", "user3"], "ids of people are not kept (Rated by)"),
         ("key", [*HASHES, *HASHES], "ids of people are not kept (key)"),
+        ("UserName", ["ann", "bob", "ann", "cy"], "ids of people are not kept (UserName)"),
+        ("annotators", ["ann,bob"] * 4, "ids of people are not kept (annotators)"),
         ("country", ["fr", "de", "fr", "it"], "that differ between the votes on one pair are not kept (country)"),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from pluralign.core.options import spelled
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
-from pluralign.votes.values import Record, RowError, checked_text, parse_cell
+from pluralign.votes.values import Record, RowError, checked_text, parse_cell, without_arrays
 
 CHUNK = 2**16
 LONGEST_LINE = 16 * 10**6
@@ -289,6 +289,6 @@ def dataset_records(dataset: Any, progress: Progress | None) -> Iterator[tuple[i
         for batch in part.iter(batch_size=1000):
             for values in zip(*batch.values(), strict=True):
                 row += 1
-                yield row, label | dict(zip(batch, values, strict=True))
+                yield row, without_arrays(label | dict(zip(batch, values, strict=True)))
             if progress:
                 progress(row, 0)

@@ -127,11 +127,6 @@ def load_preferences(
         array([0.6])
     """
     options = with_changes(options or LoadOptions(), changes)
-    votes = _load(source, options, progress)
-    return votes.without_official_split() if options.split == "prompts" else votes
-
-
-def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
     kind = kind_of(source)
     if kind == "demo":
         return load_town_hall(source).preferences
@@ -142,6 +137,7 @@ def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -
         votes = _load_saved(str(source), options)
     else:
         votes = read_comparisons(*open_records(source, options, progress), options)
+    votes = votes.without_official_split() if options.split == "prompts" else votes
     return replace(votes, loaded=Loaded.of(source, options))
 
 

@@ -452,8 +452,8 @@ class PreferenceSet:
             path: ends in ``.parquet`` (``load`` reads it back exactly), ``.jsonl`` or ``.jsonl.gz`` (counts per pair,
                 without judgments).
         """
-        suffix = "".join(Path(path).suffixes[-2:] if str(path).endswith(".gz") else Path(path).suffixes[-1:])[1:]
-        if suffix not in SAVED_FORMATS:
+        suffix = next((known for known in SAVED_FORMATS if str(path).endswith(f".{known}")), None)
+        if suffix is None:
             raise UsageError(f"{path} must end in one of {', '.join('.' + known for known in SAVED_FORMATS)}.")
         with atomic_write(path) as partial:
             if suffix == "parquet":

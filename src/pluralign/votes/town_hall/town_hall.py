@@ -154,10 +154,9 @@ class TownHall:
             >>> town_hall(40).camp_rewards().shape[1]
             6
         """
-        people = np.bincount(self.camps, minlength=len(self.camp_names))
-        sums = np.zeros((len(self.camp_names), self.tastes.shape[1]))
-        np.add.at(sums, self.camps, self.tastes)
-        means = np.where(people[:, None] > 0, sums / np.maximum(people, 1)[:, None], np.nan)
+        member_of = self.camps == np.arange(len(self.camp_names))[:, None]
+        with np.errstate(invalid="ignore"):  # a camp without people
+            means = member_of @ self.tastes / member_of.sum(axis=1, keepdims=True)
         return np.asarray(self.features @ means.T)
 
 
