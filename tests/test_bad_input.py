@@ -191,6 +191,13 @@ def test_nested_brackets_are_one_sentence(depth: int, where: str, tmp_path: Path
         load_preferences(tmp_path / "nested.txt")
 
 
+def test_a_record_that_holds_itself_is_one_sentence() -> None:
+    row: dict[str, Any] = wide()
+    row["itself"] = [row]
+    with pytest.raises(DataError, match="row 1: the record is nested too deeply"):
+        load_preferences([row])
+
+
 def test_a_column_without_a_name_is_the_index_of_pandas(tmp_path: Path) -> None:
     path = tmp_path / "votes.csv"
     path.write_text(",prompt,response_a,response_b,votes_a,votes_b\n0,Tea?,Yes.,No., 3 ,+2\n")

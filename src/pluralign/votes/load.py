@@ -245,7 +245,11 @@ def _dict_records(records: Iterable[Any], bad: BadRows) -> Iterator[tuple[int, R
         if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
             problem = f"a record must be a dict with column names, not {shown(record)}"
             raise DataError(problem, file=bad.file, row=row, remedy="give a list of dicts")
-        yield row, without_arrays(record)
+        try:
+            plain = without_arrays(record)
+        except RecursionError:
+            raise DataError("the record is nested too deeply", file=bad.file, row=row) from None
+        yield row, plain
 
 
 def _existing_file(source: str | os.PathLike[str]) -> Path:

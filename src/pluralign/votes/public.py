@@ -80,7 +80,7 @@ def _checked(bad: BadRows, row: int) -> Iterator[None]:
             yield
         except DataError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, csv.Error) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, csv.Error) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise invalid("wrong type", f"a value is not as in this format ({reason})") from None
 
@@ -374,7 +374,8 @@ def _prism(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
         history.append({**one, "role": "model", "content": one["model_response"]})
     for _, of_turn in groupby(history, key=lambda entry: entry.get("turn")):
         entries = list(of_turn)
-        before.append(next(Message("user", text_in(one, "content")) for one in entries if one["role"] == "user"))
+        questions = [text_in(entry, "content") for entry in entries if entry["role"] == "user"]
+        before.append(Message("user", questions[0]))
         answers = [entry for entry in entries if entry["role"] != "user"]
         scored = [(text_in(answer, "content"), answer.get("score")) for answer in answers]
         prompt = before[0].content if len(before) == 1 else tuple(before)
