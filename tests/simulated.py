@@ -57,7 +57,16 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
         return replace(judged, prompt=prompt[judged.prompt], response=response[judged.response])
 
     parts = [moved(votes.judgments, votes) for votes in sets if votes.judgments is not None]
-    return replace(joined, tie_rule=sets[0].tie_rule, judgments=concatenated(parts) if parts else None)
+    if not parts:
+        return replace(joined, tie_rule=sets[0].tie_rule)
+    first = np.cumsum([0, *(part.n_persons for part in parts)])
+    person = np.concatenate([part.person + shift for part, shift in zip(parts, first, strict=False)])
+    prompt, sizes, response, place = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("prompt", "sizes", "response", "place")
+    )
+    linked = any(part.linked for part in parts)
+    judged = Judgments.from_scores(person, prompt, sizes, response, -place, linked=linked)
+    return replace(joined, tie_rule=sets[0].tie_rule, judgments=judged)
 
 
 def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
@@ -65,18 +74,3 @@ def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.Ar
     v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
     gradient = 2 * v.T @ (v @ a - p) / len(p)
     return float(gradient @ a - gradient.min())
-
-
-def concatenated(parts: list[Judgments]) -> Judgments:
-    """Join judgments on the same tables of texts; persons of different parts are different people."""
-    people = np.cumsum([0, *(part.n_persons for part in parts)])
-    starts = np.cumsum([0, *(len(part.response) for part in parts)])
-    shifted = [part.start[:-1] + first for part, first in zip(parts, starts, strict=False)]
-    return Judgments(
-        np.concatenate([part.person + first for part, first in zip(parts, people, strict=False)]).astype(np.int32),
-        np.concatenate([part.prompt for part in parts]),
-        np.concatenate([*shifted, starts[-1:]]),
-        np.concatenate([part.response for part in parts]),
-        np.concatenate([part.place for part in parts]),
-        linked=any(part.linked for part in parts),
-    )

@@ -101,32 +101,6 @@ def test_no_id_is_kept() -> None:
     assert set(load_preferences(rows).columns).isdisjoint({"rater"})
 
 
-def test_chosen_and_rejected_rows_have_raters_too() -> None:
-    rows = [
-        {"prompt": "Tea?", "chosen": "Yes.", "rejected": "No.", "worker": "ann"},
-        {"prompt": "Tea?", "chosen": "No.", "rejected": "Yes.", "worker": "bob"},
-        {"prompt": "Rum?", "chosen": "Yes.", "rejected": "No.", "worker": "bob"},
-    ]
-    votes = load_rater_votes(rows, "worker")
-    first = np.where(votes.chose_a == 1, votes.preferences.a_index[votes.pair], votes.preferences.b_index[votes.pair])
-    assert votes.preferences.responses[first].tolist() == ["Yes.", "No.", "Yes."]
-    assert votes.rater.tolist() == [0, 1, 1]
-
-
-def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
-    rows = [
-        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [0, 1, 2], "worker": "ann"},
-        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [2, 0, 1], "worker": "bob"},
-    ]
-    votes = load_rater_votes(rows, "worker")
-    expected = [
-        ("Tea?", a, b, rater, float(order.index(a) < order.index(b)))
-        for rater, order in enumerate(["A.B.C.", "C.A.B."])
-        for a, b in (("A.", "B."), ("A.", "C."), ("B.", "C."))
-    ]
-    assert plain(votes) == Counter(expected)
-
-
 @pytest.mark.parametrize(
     ("rows", "column", "message"),
     [
