@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pluralign.learning.pairs import Differences, Matrix, Pairs
-from pluralign.votes.judgments import Judgments, concatenated
+from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, distinct
 
 
@@ -57,7 +57,16 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
         return replace(judged, prompt=prompt[judged.prompt], response=response[judged.response])
 
     parts = [moved(votes.judgments, votes) for votes in sets if votes.judgments is not None]
-    return replace(joined, tie_rule=sets[0].tie_rule, judgments=concatenated(parts) if parts else None)
+    if not parts:
+        return replace(joined, tie_rule=sets[0].tie_rule)
+    first = np.cumsum([0, *(part.n_persons for part in parts)])
+    person = np.concatenate([part.person + shift for part, shift in zip(parts, first, strict=False)])
+    prompt, sizes, response, place = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("prompt", "sizes", "response", "place")
+    )
+    linked = any(part.linked for part in parts)
+    judged = Judgments.from_scores(person, prompt, sizes, response, -place, linked=linked)
+    return replace(joined, tie_rule=sets[0].tie_rule, judgments=judged)
 
 
 def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:

@@ -25,7 +25,7 @@ BAD_ROWS = {
     "huge count": (wide(votes_a=10**12), "votes_a is 1e\\+12, above 10,000,000"),
     "not a number": (json.dumps(wide(votes_a=float("nan"))), "votes_a is NaN"),
     "no votes": (wide(votes_a=0, votes_b=0), "the pair has no vote, and 2 are needed"),
-    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only one vote, and 2 are needed; use min_votes=1"),
+    "too few votes": (wide(votes_a=1, votes_b=0), "the pair has only 1 vote, and 2 are needed; use min_votes=1"),
     "identical responses": (wide(response_b="Yes."), "the two responses are the same text"),
     "empty prompt": (wide(prompt=" \n"), "the prompt is empty"),
     "broken UTF-8": (json.dumps(wide(prompt="caf?")).encode().replace(b"?", b"\xe9"), "not valid UTF-8"),
@@ -61,7 +61,6 @@ NO_VOTES: list[tuple[Any, str]] = [
     (LONG | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
     (LONG | {"vote": True}, "vote is bool True"),
     (LONG | {"vote": HUGE}, "vote is int 1000"),
-    (LONG | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
     (SHARE | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1"),
     (SHARE | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
     (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
@@ -190,6 +189,13 @@ def test_nested_brackets_are_one_sentence(depth: int, where: str, tmp_path: Path
     (tmp_path / "nested.txt").write_text(texts[where])
     with pytest.raises(DataError):
         load_preferences(tmp_path / "nested.txt")
+
+
+def test_a_record_that_holds_itself_is_one_sentence() -> None:
+    row: dict[str, Any] = wide()
+    row["itself"] = [row]
+    with pytest.raises(DataError, match="row 1: the record is nested too deeply"):
+        load_preferences([row])
 
 
 def test_a_column_without_a_name_is_the_index_of_pandas(tmp_path: Path) -> None:

@@ -94,14 +94,6 @@ def test_a_dataclass_comes_back_as_it_was(tmp_path: Path) -> None:
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_computed_once_per_object(tmp_path: Path) -> None:
-    for folder in (None, tmp_path):
-        compute, checkpoints = example(), Checkpoints(folder, INPUTS)
-        kept(checkpoints, compute)
-        kept(checkpoints, compute)
-        assert compute.times == 1
-
-
 def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
     compute = example()
     computed = kept(Checkpoints(tmp_path, INPUTS), compute)
@@ -228,16 +220,7 @@ def test_a_value_without_contents_has_no_fingerprint() -> None:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def test_appended_lines_are_read_back(tmp_path: Path) -> None:
-    rows = [{"prompt": "Tea?\nNow?", "share": 0.1}, ["ä"], None]
-    lines = JsonLines(tmp_path / "new" / "done.jsonl")
-    assert list(lines.rows()) == []
-    for row in rows:
-        lines.append(row)
-    assert list(JsonLines(lines.path).rows()) == rows
-
-
-@pytest.mark.parametrize("torn", [b'{"a": 1', b"1", b"x" * 200_000])
+@pytest.mark.parametrize("torn", [b"", b'{"a": 1', b"1", b"x" * 200_000])
 @pytest.mark.parametrize("complete", [b"", b"1\n", b'{"a": 1}\n2\n'])
 def test_a_torn_last_line_is_dropped(tmp_path: Path, complete: bytes, torn: bytes) -> None:
     path = tmp_path / "done.jsonl"
@@ -248,15 +231,6 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, complete: bytes, torn: byte
     lines.append("new")
     assert path.read_bytes() == complete + b'"new"\n'
     assert list(lines.rows())[-1] == "new"
-
-
-def test_complete_lines_are_never_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "done.jsonl"
-    path.write_bytes(b"1\n2\n")
-    JsonLines(path).drop_torn_line()
-    assert path.read_bytes() == b"1\n2\n"
-    JsonLines(tmp_path / "missing.jsonl").drop_torn_line()
-    assert files_in(tmp_path) == ["done.jsonl"]
 
 
 def test_a_complete_line_that_is_not_json_is_refused_with_its_row(tmp_path: Path) -> None:

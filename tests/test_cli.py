@@ -28,7 +28,7 @@ def test_json_goes_to_stdout_and_notes_to_stderr(write_jsonl: WriteLines) -> Non
     assert done.returncode == 0
     assert json.loads(done.stdout)["dropped"] == {"tie votes": 2, "negative count": 1}
     assert done.stderr.startswith("note: dropped from ")
-    assert "2 tie votes, 1 negative count" in done.stderr
+    assert "1 negative count, 2 tie votes" in done.stderr
 
 
 def test_a_users_mistake_exits_with_two(write_jsonl: WriteLines) -> None:

@@ -150,29 +150,50 @@ SCORES: list[list[float | None]] = [[4, 1, 3, 2.5], [3, 1, None, 7], [0, 2, 3, 2
 ANSWERS = ["one", "two", "three"]
 
 
-def test_score_lists_and_score_columns_compare_every_pair_of_responses(tmp_path: Path) -> None:
-    row = {"prompt": "x", "responses": ANSWERS, "scores": SCORES, "topic": "t"}
-    cells = row | {"responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}
-    (tmp_path / "scores.csv").write_bytes(as_csv([cells]))
-    flat: dict[str, Any] = {"prompt": "x", "topic": "t"}
-    for i, text in enumerate(ANSWERS, 1):
-        flat |= {f"response_{i}": text, f"response_{i}_model": "gpt"}
-        flat |= {f"response_{i}_rater{rater}": score for rater, score in enumerate(SCORES[i - 1])}
-    for source in ([row], tmp_path / "scores.csv", [flat]):
-        loaded = load_preferences(source)
-        assert [row[1:] for row in counts(loaded)] == pairs_by_loop(ANSWERS, SCORES)
-        assert {name: values.tolist() for name, values in loaded.columns.items()} == {"topic": ["t"] * 3}
+LISTS = {"prompt": "x", "responses": ANSWERS, "scores": SCORES, "topic": "t"}
+FLAT: dict[str, Any] = {f"response_{i}_model": "gpt" for i in (1, 2, 3)} | {
+    f"response_{i}": text for i, text in enumerate(ANSWERS, 1)
+}
+FLAT |= {f"response_{i}_rater{rater}": score for i, of in enumerate(SCORES, 1) for rater, score in enumerate(of)}
+ONE_EACH = list(zip(ANSWERS, SCORES, strict=True))
+BY_COLUMN = [(text, {f"score_{rater}": score for rater, score in enumerate(of)}) for text, of in ONE_EACH]
+SCORED = {
+    "lists": [LISTS],
+    "cells": as_csv([LISTS | {"responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}]),
+    "columns": [{"prompt": "x", "topic": "t", **FLAT}],
+    "rows": [{"prompt": p, "response": text, "scores": of, "topic": "t"} for p in "xy" for text, of in ONE_EACH],
+    "columns of rows": [{"prompt": p, "response": text, "topic": "t", **of} for text, of in BY_COLUMN for p in "xy"],
+}
 
 
-@pytest.mark.parametrize("as_columns", [False, True])
-def test_one_response_per_row_is_grouped_by_prompt(as_columns: bool) -> None:
-    rows: list[dict[str, Any]] = []
-    for text, scores in zip(ANSWERS, SCORES, strict=True):
-        named = {f"score_{rater}": score for rater, score in enumerate(scores)} if as_columns else {"scores": scores}
-        rows += [{"prompt": "x", "response": text, **named}, {"prompt": "y", "response": text[::-1], **named}]
-    loaded = load_preferences(rows)
+@pytest.mark.parametrize("name", SCORED)
+def test_scores_compare_every_pair_of_responses(name: str, tmp_path: Path) -> None:
+    source: Any = SCORED[name]
+    if isinstance(source, bytes):
+        (tmp_path / "scores.csv").write_bytes(source)
+        source = tmp_path / "scores.csv"
+    loaded = load_preferences(source)
     assert [row[1:] for row in counts(loaded)[:3]] == pairs_by_loop(ANSWERS, SCORES)
-    assert [row[0] for row in counts(loaded)] == ["x"] * 3 + ["y"] * 3
+    assert [row[0] for row in counts(loaded)[::3]] == ["x", "y"][: len(loaded) // 3]
+    assert {name: set(values.tolist()) for name, values in loaded.columns.items()} == {"topic": {"t"}}
+
+
+@pytest.mark.parametrize("names", [[0, 1, 2], ["s0", "s1", "s2"]])
+def test_rankings_compare_every_pair_of_responses(names: list[Any]) -> None:
+    orders = [[2, 0, 1], [2, 1, 0], [0, 1, 2]]
+    row: dict[str, Any] = {
+        "prompt": "x",
+        "responses": ANSWERS if 0 in names else dict(zip(names, ANSWERS, strict=True)),
+    }
+    rankings = [[names[i] for i in order] for order in orders]
+    places: list[list[float | None]] = [[-order.index(i) for order in orders] for i in range(3)]
+    assert [one[1:] for one in counts(load_preferences([row | {"rankings": rankings}]))] == pairs_by_loop(
+        ANSWERS, places
+    )
+    few = load_preferences([row | {"rankings": [rankings[0], rankings[1][:2]]}])
+    assert (len(few), few.dropped) == (1, {"pairs with fewer than 2 votes": 2}), "no row is bad"
+    one_each = load_preferences([row | {"ranking": ranking} for ranking in rankings])
+    assert [one[1:] for one in counts(one_each)] == pairs_by_loop(ANSWERS, places)
 
 
 def test_raters_in_columns_are_matched_by_name_and_need_a_score_for_both_responses() -> None:
@@ -183,19 +204,6 @@ def test_raters_in_columns_are_matched_by_name_and_need_a_score_for_both_respons
     ]
     loaded = [row[1:] for row in counts(load_preferences(rows, min_votes=1))]
     assert loaded == [("A", "B", 0, 2, 0), ("A", "C", 1, 0, 0), ("B", "C", 1, 1, 0)]
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_rankings_compare_every_pair_of_responses(named: bool) -> None:
-    rankings = [[2, 0, 1], [2, 1, 0], [0, 1, 2]]
-    row: dict[str, Any] = {"prompt": "x", "responses": ANSWERS, "rankings": rankings}
-    if named:
-        row["responses"] = {f"s{i}": text for i, text in enumerate(ANSWERS)}
-        row["rankings"] = [[f"s{i}" for i in ranking] for ranking in rankings]
-    places: list[list[float | None]] = [[-ranking.index(i) for ranking in rankings] for i in range(3)]
-    assert [row[1:] for row in counts(load_preferences([row]))] == pairs_by_loop(ANSWERS, places)
-    one_each = [{"prompt": "x", "responses": row["responses"], "ranking": ranking} for ranking in row["rankings"]]
-    assert counts(load_preferences(one_each)) == counts(load_preferences([row]))
 
 
 def test_renamed_csv_columns_have_the_type_of_their_new_name(tmp_path: Path) -> None:
@@ -216,13 +224,17 @@ def test_chosen_and_rejected_rows_are_votes_in_random_orientation() -> None:
     assert 0.4 < (loaded.votes_a[1:] == 1).mean() < 0.6, "the position must not reveal the chosen side"
 
 
-def test_chosen_and_rejected_as_chats_share_their_prompt() -> None:
+def test_chosen_and_rejected_as_chats_share_their_prompt(tmp_path: Path) -> None:
     ask, yes, no = (
         {"role": r, "content": c} for r, c in [("user", "Tea?"), ("assistant", "Yes."), ("assistant", "No.")]
     )
     implicit = load_preferences([{"chosen": [ask, yes], "rejected": [ask, no]}])
     explicit = load_preferences([{"prompt": [ask], "chosen": [yes], "rejected": [no]}])
     assert implicit == explicit
+    (tmp_path / "pandas.csv").write_bytes(as_csv([{"chosen": str([ask, yes]), "rejected": str([ask, no])}]))
+    assert load_preferences(tmp_path / "pandas.csv") == explicit
+    parts = ask | {"content": [{"type": "text", "text": "Tea?"}]}
+    assert load_preferences([{"prompt": [parts], "chosen": [yes], "rejected": [no]}]) == explicit
     assert implicit.prompts[0] == (Message("user", "Tea?"),)
     assert set(implicit.responses) == {"Yes.", "No."}
 

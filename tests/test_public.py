@@ -14,17 +14,25 @@ ASK = {"role": "user", "content": "Tea?"}
 MORE = {"role": "user", "content": "Why?"}
 
 
-def said(text: str) -> dict[str, str]:
+def said(text: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def asked(*turns: dict[str, str]) -> tuple[Message, ...]:
+def asked(*turns: dict[str, Any]) -> tuple[Message, ...]:
     return tuple(Message(**turn) for turn in turns)
 
 
-def battle(winner: str, a: str = "Yes.", b: str = "No.", **more: Any) -> dict[str, Any]:
+def battle(winner: str, a: Any = "Yes.", b: str = "No.", **more: Any) -> dict[str, Any]:
     sides = {f"conversation_{side}": [ASK, said(text)] for side, text in zip("ab", (a, b), strict=True)}
     return {"model_a": "x", "model_b": "y", "winner": winner, "judge": "arena_user_1", "turn": 1} | sides | more
+
+
+def twice(turn: int) -> dict[str, Any]:
+    sides: Any = {
+        f"conversation_{side}": [ASK, said(str(text)), MORE, said(str(text))]
+        for side, text in zip("ab", YES[1:3], strict=True)
+    }
+    return battle("model_a", turn=turn, **sides)
 
 
 def kaggle(prompt: list[str], a: list[str | None], b: list[str], winner: str) -> dict[str, Any]:
@@ -78,22 +86,24 @@ FORMATS: list[tuple[str, list[dict[str, Any]], list[Any], int | None]] = [
     ("Chatbot Arena", [battle("model_a"), battle("tie (bothbad)"), battle("model_b", "No.", "Yes.")],
      [(CHAT, "Yes.", "No.", 2, 0, 1)], 2),
     ("Chatbot Arena",
-     [battle("model_b", conversation_a=[ASK, said("Yes."), MORE, said("Warm.")], conversation_b=[ASK, said("No.")])],
+     [battle("model_b", turn=2, conversation_a=[ASK, said("Yes."), MORE, said("Warm.")])],
      [(CHAT, "Yes.\n\nuser: Why?\n\nassistant: Warm.", "No.", 0, 1, 0)], None),
+    ("Chatbot Arena", [battle("both_bad"), battle("model_a", [{"type": "text", "text": "Yes.", "image": None}])],
+     [(CHAT, *YES[1:-1], 1)], 2),
+    ("Chatbot Arena", [twice(turn) for turn in (1, 2)],  # MT-Bench: votes on the first turn come with the second
+     [(CHAT, *YES[1:]), (CHAT, *(f"{text}\n\nuser: Why?\n\nassistant: {text}" for text in YES[1:3]), 1, 0, 0)], 2),
     ("LMSYS (Kaggle)", [kaggle(["Tea?"], ["Yes."], ["No."], "model_a"), kaggle(["Tea?"], ["Yes."], ["No."], "tie")],
      [(CHAT, "Yes.", "No.", 1, 0, 1)], None),
     ("LMSYS (Kaggle)", [kaggle(["Tea?", "Why?"], ["Yes.", None], ["Yes.", "Wet."], "model_b")],
      [(asked(ASK, said("Yes."), MORE), "", "Wet.", 0, 1, 0)], None),
     ("All Our Ideas", [IDEAS, IDEAS | {"Valid": "FALSE"}],
      [("Which idea is better? (wiki survey 970)", "No.", "Yes.", 0, 1, 0)], None),
-    ("left and right", [{"prompt": "Tea?", "left": "Yes.", "right": "No.", "winner": won} for won in ("left", "No.")],
-     [TIE], None),
     ("UltraFeedback", [{"instruction": "Tea?", "completions": ranked(9, 7, 2)}], [YES, *THREE], 3),
     ("Nectar", [{"prompt": "\n\nHuman: Tea?\n\nAssistant: ", "answers": ranked(-1, -2, -3)}],
      [(CHAT, *pair[1:]) for pair in (YES, *THREE)], 3),
-    ("PRISM conversations", [{"conversation_id": "c1", "user_id": "user7", "conversation_history": HISTORY}],
+    ("PRISM", [{"conversation_id": "c1", "user_id": "user7", "conversation_history": HISTORY}],
      PRISM, 3),
-    ("PRISM utterances", UTTERED, [*PRISM, (asked(ASK, said("Yes."), MORE), "Warm.", "Wet.", 0, 1, 0)], 3),
+    ("PRISM", UTTERED, [*PRISM, (asked(ASK, said("Yes."), MORE), "Warm.", "Wet.", 0, 1, 0)], 3),
     ("Argilla",  # a ranking of version 1, and a discarded one
      [{"fields": FIELDS, "responses": [
          {"user_id": "u1", "status": "submitted", "values": {"better": {"value": PLACES}}},
@@ -111,6 +121,9 @@ FORMATS: list[tuple[str, list[dict[str, Any]], list[Any], int | None]] = [
     ("Label Studio",
      [TASK | {"annotations": [{"completed_by": {"id": 3, "email": "ann@x.org"}, "was_cancelled": False, "result": [
          {"type": "pairwise", "from_name": "pw", "to_name": "t1,t2", "value": {"selected": "right"}}]}]}], [NO], None),
+    ("Label Studio",  # as in the documentation of Pairwise: no prompt
+     [{"data": {"text1": "Yes.", "text2": "No."}, "annotations": [{"completed_by": 3, "result": [
+         {"type": "pairwise", "value": {"selected": "left"}}]}]}], [("Which is better?", *YES[1:])], None),
     ("Label Studio",
      [{"data": {"prompt": "Tea?", "items": ITEMS}, "annotations": [{"completed_by": 3, "result": [
          {"type": "ranker", "value": {"ranker": {"_": [], "rank": ["x", "y", "z"]}}}]}]}], [YES, *THREE], 3),
@@ -150,7 +163,7 @@ def test_public_layouts_come_from_any_source(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
     pandas.DataFrame(rows).to_parquet(tmp_path / "battles.parquet")
     pandas.DataFrame(rows).to_csv(tmp_path / "battles.csv")
-    frame = pandas.read_parquet(tmp_path / "battles.parquet")
+    frame = pandas.read_parquet(tmp_path / "battles.parquet")  # lists are numpy arrays there
     files = [tmp_path / name for name in ("list.json", "battles.parquet", "battles.csv")]
     for source in (*files, frame, datasets.Dataset.from_list(rows)):
         assert pairs_of(load_preferences(source)) == pairs_of(expected)
@@ -166,13 +179,13 @@ def test_people_of_public_layouts_are_raters_by_the_names_of_their_columns() -> 
 
 
 def test_statements_of_polis_are_read_from_the_files_beside_the_votes(tmp_path: Path) -> None:
-    votes = tmp_path / "participants-votes.csv"
+    votes = tmp_path / "2026-participant-votes.csv"
     votes.write_text("participant,group-id,n-votes,0,1,2\n0,1,3,1,-1,1\n1,,2,-1,,1\n")
     with pytest.raises(DataError, match=r"keep comments\.csv of the export beside the file"):
         load_preferences(votes)
     comments = "comment-id,moderated,comment-body\n0,1,Yes.\n1,0,No.\n2,-1,Buy this!\n"
-    (tmp_path / "comments.csv").write_text(comments)
-    (tmp_path / "summary.csv").write_text('topic,"Tea, please?"\nvoters,2\n')
+    (tmp_path / "2026-comments.csv").write_text(comments)
+    (tmp_path / "2026-summary.csv").write_text('topic,"Tea, please?"\nvoters,2\n')
     assert pairs_of(load_preferences(tmp_path)) == [("Tea, please?", "Yes.", "No.", 1, 0, 0)]
 
 

@@ -49,6 +49,8 @@ def test_each_vote_keeps_its_rater_and_its_side() -> None:
 def test_a_number_and_its_text_are_the_same_rater() -> None:
     ids = [1, 1.0, "1", "1.0"]
     assert load_rater_votes([row | {"worker": ids[i % 4]} for i, row in enumerate(ROWS)], "worker").n_raters == 1
+    numbered = [row | {"worker": one} for row, one in zip(ROWS, [0, 1, 1, 2, float("nan"), 2], strict=True)]
+    assert plain(load_rater_votes(numbered, "worker")) == plain(load_rater_votes(ROWS, "worker"))
     votes = [vote("Tea?", "Yes.", "No.", "a", None) | {"annotator": one} for one in [*ids, "01"]]
     assert load_preferences(votes, repeats="first").n_votes.tolist() == [2]
 
@@ -76,6 +78,8 @@ HASHES = ["5f2b8c1d9e3a7f60", "0a1b2c3d4e5f6071"]
         ("annotator_id", [1, 2, 1, 3], "(annotator_id); to use them: load_rater_votes(source, 'annotator_id')"),
         ("Rated by", ["user1", "user2", "user1", "user3"], "ids of people are not kept (Rated by)"),
         ("key", [*HASHES, *HASHES], "ids of people are not kept (key)"),
+        ("UserName", ["ann", "bob", "ann", "cy"], "ids of people are not kept (UserName)"),
+        ("annotators", ["ann,bob"] * 4, "ids of people are not kept (annotators)"),
         ("country", ["fr", "de", "fr", "it"], "that differ between the votes on one pair are not kept (country)"),
     ],
 )  # fmt: skip
@@ -95,44 +99,6 @@ def test_no_id_is_kept() -> None:
     assert "secret" not in repr(votes) + json.dumps(list(votes.preferences.to_records()))
     assert set(votes.preferences.columns) == {"topic"}, "the official split can be ignored"
     assert set(load_preferences(rows).columns).isdisjoint({"rater"})
-
-
-def test_only_the_first_vote_of_a_rater_on_a_pair_may_count() -> None:
-    rows = [*ROWS, vote("Tea?", "Yes.", "No.", "b", "secret-ann")]
-    votes = load_rater_votes(rows, "worker", repeats="first")
-    assert plain(votes) == plain(load_rater_votes(ROWS, "worker"))
-    assert votes.preferences.votes_b.tolist() == load_preferences(ROWS).votes_b.tolist()
-
-
-def test_ids_may_be_numbers_and_zero_is_an_id() -> None:
-    rows = [{**row, "worker": number} for row, number in zip(ROWS, [0, 1, 1, 2, float("nan"), 2], strict=True)]
-    assert plain(load_rater_votes(rows, "worker")) == plain(load_rater_votes(ROWS, "worker"))
-
-
-def test_chosen_and_rejected_rows_have_raters_too() -> None:
-    rows = [
-        {"prompt": "Tea?", "chosen": "Yes.", "rejected": "No.", "worker": "ann"},
-        {"prompt": "Tea?", "chosen": "No.", "rejected": "Yes.", "worker": "bob"},
-        {"prompt": "Rum?", "chosen": "Yes.", "rejected": "No.", "worker": "bob"},
-    ]
-    votes = load_rater_votes(rows, "worker")
-    first = np.where(votes.chose_a == 1, votes.preferences.a_index[votes.pair], votes.preferences.b_index[votes.pair])
-    assert votes.preferences.responses[first].tolist() == ["Yes.", "No.", "Yes."]
-    assert votes.rater.tolist() == [0, 1, 1]
-
-
-def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
-    rows = [
-        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [0, 1, 2], "worker": "ann"},
-        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [2, 0, 1], "worker": "bob"},
-    ]
-    votes = load_rater_votes(rows, "worker")
-    expected = [
-        ("Tea?", a, b, rater, float(order.index(a) < order.index(b)))
-        for rater, order in enumerate(["A.B.C.", "C.A.B."])
-        for a, b in (("A.", "B."), ("A.", "C."), ("B.", "C."))
-    ]
-    assert plain(votes) == Counter(expected)
 
 
 @pytest.mark.parametrize(

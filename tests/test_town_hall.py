@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.votes.town_hall.town_hall import FEATURES, TASTES, TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import TASTES, TownHall, town_hall
 from pluralign.votes.town_hall.writing import Attributes, load_issues
 
 
@@ -32,7 +32,7 @@ def test_features_follow_the_order_of_responses_and_of_items(hall: TownHall) -> 
     items = hall.preferences.items()
     assert np.array_equal(items.response_index, np.arange(len(hall.features)))
     assert np.array_equal(items.a, hall.preferences.a_index)
-    assert tuple(TASTES) == FEATURES == hall.feature_names
+    assert tuple(TASTES) == hall.feature_names
 
 
 def test_the_position_of_an_answer_is_stance_times_loadings(hall: TownHall) -> None:
@@ -70,9 +70,6 @@ def test_annotator_votes_follow_their_rewards_in_the_requested_order() -> None:
     assert np.array_equal(votes[:, 0], votes[:, 2])
     assert np.array_equal(votes, rewards[hall.preferences.a_index] > rewards[hall.preferences.b_index])
     assert hall.annotator_votes(4).shape == (100, 1)
-    for wrong, problem in ((20, "between 0 and 19"), (0.5, "indices")):
-        with pytest.raises(ValueError, match=problem):
-            hall.annotator_votes([wrong])
 
 
 def test_random_annotators_have_the_error_of_theorem_2(hall: TownHall) -> None:
@@ -171,8 +168,6 @@ def test_each_text_is_readable_english(hall: TownHall) -> None:
         (r"n_pairs must be a whole number of at least 1, not 2\.5", {"n_pairs": 2.5}),
         ("votes_per_pair must be a whole number of at least 1, not 0", {"votes_per_pair": 0}),
         ("the upper end of votes_per_pair must be .* at least 5, not 3", {"votes_per_pair": (5, 3)}),
-        (r"votes_per_pair must be a number or a \(low, high\) pair", {"votes_per_pair": (1, 2, 3)}),
-        ("n_responses_per_prompt must be at most 50", {"n_responses_per_prompt": 51}),
         ("pairs_per_prompt must be at most 3", {"n_responses_per_prompt": 3, "pairs_per_prompt": 4}),
         ("at most 4,147,200 distinct prompts", {"n_pairs": 5_000_000, "pairs_per_prompt": 1}),
         ("seed must be a whole number of at least 0, not -1", {"seed": -1}),

@@ -1,5 +1,6 @@
 """Files of votes with hostile values, columns and bytes: ``inspect`` reads them, or says what is wrong."""
 
+import copy
 import csv
 import gzip
 import io
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import run
+from test_public import FORMATS
 
 from fuzz import cases, keeps_contract, random_of
+from pluralign import DataError, load_preferences
 
 Row = dict[str, Any]
 
@@ -141,3 +144,21 @@ def test_hostile_files_are_read_or_explained(case: int, tmp_path: Path) -> None:
     keeps_contract(done, (layout, form, options))
     if done.returncode == 0 and "--json" in options:
         json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", cases(0.5))
+def test_hostile_records_of_published_layouts_are_read_or_explained(case: int) -> None:
+    random = random_of(case, "published")
+    rows = copy.deepcopy(FORMATS[case % len(FORMATS)][1])
+    for _ in range(int(random.integers(1, 4))):
+        inside: Any = rows
+        while True:
+            key = (list(inside) if isinstance(inside, dict) else range(len(inside)))[int(random.integers(len(inside)))]
+            if not isinstance(inside[key], dict | list) or not inside[key] or random.random() < 0.3:
+                break
+            inside = inside[key]
+        inside[key] = copy.deepcopy(VALUES[int(random.integers(len(VALUES)))])
+    try:
+        load_preferences(rows, skip_bad=bool(case % 2))
+    except DataError as error:
+        assert "\n" not in str(error)  # noqa: PT017

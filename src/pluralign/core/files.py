@@ -39,7 +39,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     The folder of ``path`` is created if it is missing. Symbolic links are followed: the file they name is replaced.
 
     Raises:
-        UsageError: ``path`` exists and is not a regular file.
+        UsageError: ``path`` exists and is not a regular file, but a folder, a device, a pipe or a socket.
 
     Example:
         >>> import tempfile, pathlib
@@ -49,7 +49,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         >>> target.read_text()
         '[]'
     """
-    path = writable_file(path)
+    with suppress(FileNotFoundError):
+        mode = Path(path).stat().st_mode  # before the link is followed by name: /dev/stdout leads to no path
+        if not stat.S_ISREG(mode):
+            raise UsageError(
+                f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}: name another file."
+            )
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with _partial(path, _create_file, lambda partial: os.truncate(partial, 0)) as partial:
         try:
@@ -157,20 +163,6 @@ def disk_errors_as_data_error(
             raise
         reason = "the disk is full" if is_full else os.strerror(code or 0).lower()
         raise DataError(reason, file=str(path), remedy=remedy) from error
-
-
-def writable_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file that a path names, through symbolic links. It may be missing.
-
-    Raises:
-        UsageError: there is something else: a folder, a device, a pipe or a socket, which must not be replaced.
-    """
-    with suppress(FileNotFoundError):
-        mode = Path(path).stat().st_mode  # before the link is followed by name: /dev/stdout leads to no path
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise UsageError(f"{path} is {kind}: name another file.")
-    return Path(os.path.realpath(path))
 
 
 def refuse_foreign(path: str | os.PathLike[str], *marks: str, overwrite: bool | None = None) -> None:

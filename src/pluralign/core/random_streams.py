@@ -6,7 +6,7 @@ number give the same random numbers for the same seed; their results are never c
 
 import numpy as np
 
-from pluralign.core.errors import UsageError
+from pluralign.core.options import check_seed
 
 # votes
 TOWN_HALL_VOTERS = 13
@@ -59,6 +59,4 @@ def random_stream(seed: int, stream: int, *key: int) -> np.random.Generator:
         >>> bool(first.random() == second.random())
         False
     """
-    if seed < 0:
-        raise UsageError("seed must not be negative.")
-    return np.random.default_rng([seed, stream, *key])
+    return np.random.default_rng([check_seed(seed), stream, *key])

@@ -66,9 +66,4 @@ def printable_json(text: str) -> str:
         >>> printable_json('{"name": "\\x9b2J"}')
         '{"name": "\\\\u009b2J"}'
     """
-    escaped = _UNSAFE.sub(_unicode_escape, text)
-    return _SURROGATES.sub(_unicode_escape, escaped)
-
-
-def _unicode_escape(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    return re.sub(f"{_UNSAFE.pattern}|{_SURROGATES.pattern}", lambda found: f"\\u{ord(found[0]):04x}", text)

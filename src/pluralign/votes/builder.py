@@ -5,11 +5,10 @@ keeps what single people said.
 import logging
 import math
 from array import array
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +68,17 @@ class BadRows:
             self.counts[kind] = self.counts.get(kind, 0) + number
 
 
+class RowFacts(NamedTuple):
+    """What a row tells beside texts and votes."""
+
+    number: int
+    prompt: PromptLike
+    columns: Mapping[str, Any]
+    """Further values of the row."""
+    annotator: Any = None
+    """The rater, if there is only one."""
+
+
 class Comparisons:
     """Collects pairs, with texts stored once and counts in compact arrays. ``finish`` returns them as a set.
 
@@ -78,7 +88,6 @@ class Comparisons:
 
     def __init__(self, bad: BadRows) -> None:
         self.bad = bad
-        self._dropped: dict[str, int] = {}
         self._prompts: dict[PromptLike, int] = {}
         self._responses: dict[str, int] = {}
         self._numbers = {name: array("q") for name in ("row", "prompt", "a", "b", "votes_a", "votes_b", "ties")}
@@ -91,59 +100,35 @@ class Comparisons:
         self._words: dict[str, str] = {}
         self._with_repeats = 0
 
-    def add(
-        self,
-        row: int,
-        prompt: PromptLike,
-        response_a: str,
-        response_b: str,
-        votes: tuple[int, int, int],
-        *,
-        annotator: Any = None,
-        columns: Mapping[str, Any] | None = None,
-    ) -> None:
+    def add(self, row: RowFacts, response_a: str, response_b: str, votes: tuple[int, int, int]) -> None:
         """Add the votes of one pair for a, for b and for a tie; one vote if ``finish`` merges."""
         if response_a == response_b:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
-        self._check_others(annotator, columns or {})
+        self._check_columns(row.columns)
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
-        values = (row, self._prompts.setdefault(prompt, len(self._prompts)), a, b, *votes)
+        values = (row.number, self._prompts.setdefault(row.prompt, len(self._prompts)), a, b, *votes)
         if len(self._ranked["first"]):  # from the first ranking on, a vote is kept as a ranking of two
             self._rank(values[1], np.array([a, b]), np.array(votes[:2], dtype=np.float64)[:, None])
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
-        self._annotators.append(annotator)
-        self._keep(columns or {}, 1)
+        self._annotators.append(row.annotator)
+        self._keep(row.columns, 1)
 
-    def add_all_pairs(
-        self,
-        row: int,
-        prompt: PromptLike,
-        responses: Sequence[str],
-        scores: npt.NDArray[np.float64],
-        *,
-        annotator: Any = None,
-        columns: Mapping[str, Any] | None = None,
-        judged_only: bool = False,
-    ) -> None:
-        """Add every pair of ``responses``. Each rater votes for the response with the higher score; equal scores tie.
+    def add_all_pairs(self, row: RowFacts, responses: Sequence[str], scores: FloatArray) -> None:
+        """Add every pair of ``responses`` that was judged: each rater votes for the higher score, and equal scores tie.
 
         A text that is given twice is one response, with its best score of each rater.
 
         Args:
-            row: row number in the file.
-            prompt: the prompt.
+            row: prompt and further values.
             responses: m texts.
             scores: ``(m, n_raters)``; NaN for no score, and then no vote of that rater on pairs with the response.
-            annotator: the rater, if there is only one.
-            columns: further values of the row.
-            judged_only: leave out pairs on which nobody votes.
         """
         if len(responses) < 2:
             have = "only one response" if responses else "no response"
             raise RowError("a single response", f"the prompt has {have}", "give at least two responses")
-        self._check_others(annotator, columns or {})
+        self._check_columns(row.columns)
         if len(texts := {text: position for position, text in enumerate(dict.fromkeys(responses))}) < len(responses):
             best = np.full((len(texts), scores.shape[1]), np.nan)
             np.fmax.at(best, [texts[text] for text in responses], scores)
@@ -158,18 +143,17 @@ class Comparisons:
             one, other = scores[first[rows]], scores[second[rows]]
             votes.append([(one > other).sum(axis=1), (one < other).sum(axis=1), (one == other).sum(axis=1)])
         votes_a, votes_b, ties = (np.concatenate(parts) for parts in zip(*votes, strict=True))
-        if judged_only:
-            judged = votes_a + votes_b + ties > 0
-            first, second, votes_a, votes_b, ties = (x[judged] for x in (first, second, votes_a, votes_b, ties))
+        judged = votes_a + votes_b + ties > 0
+        first, second, votes_a, votes_b, ties = (x[judged] for x in (first, second, votes_a, votes_b, ties))
         n = len(first)
-        same_row, same_prompt = np.full(n, row), np.full(n, self._prompts.setdefault(prompt, len(self._prompts)))
+        same_prompt = np.full(n, self._prompts.setdefault(row.prompt, len(self._prompts)))
         if n:
             self._rank(same_prompt[0], ids, scores)
-        arrays = (same_row, same_prompt, ids[first], ids[second], votes_a, votes_b, ties)
+        arrays = (np.full(n, row.number), same_prompt, ids[first], ids[second], votes_a, votes_b, ties)
         for numbers, values in zip(self._numbers.values(), arrays, strict=True):
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
-        self._annotators.extend([annotator] * n)
-        self._keep(columns or {}, n)
+        self._annotators.extend([row.annotator] * n)
+        self._keep(row.columns, n)
 
     def _rank(self, prompt: int, ids: IntArray, scores: FloatArray) -> None:
         """Keep what raters say about responses whose pairs are the next rows; ``scores`` are ``(m, n_raters)``."""
@@ -179,11 +163,8 @@ class Comparisons:
         self._entries.frombytes(np.tile(ids, scores.shape[1]).astype(np.int64).tobytes())
         self._scores.frombytes(scores.T.astype(np.float64).tobytes())
 
-    def _check_others(self, annotator: Any, columns: Mapping[str, Any]) -> None:
-        """Raise a ``RowError`` for an annotator that is no id, and for further columns that cannot be saved."""
-        if not isinstance(annotator, str | int | float | np.integer | np.floating | None):
-            problem = f"the annotator must be a text or a number, not a {type(annotator).__name__}"
-            raise RowError("wrong type", problem, "give one id per vote")
+    def _check_columns(self, columns: Mapping[str, Any]) -> None:
+        """Raise a ``RowError`` for further columns that cannot be saved."""
         for name, value in columns.items():
             if name not in self._columns:
                 checked_text(name, "the name of a column")
@@ -210,19 +191,19 @@ class Comparisons:
     def finish(
         self,
         options: LoadOptions,
-        *,
-        merge: bool = False,
         min_votes: int = 2,
         drop_few: bool = False,
+        *,
+        merge: bool = False,
         offer_raters: bool = False,
     ) -> PreferenceSet:
         """Return the pairs as a ``PreferenceSet``.
 
         Args:
             options: how to treat ties, repeated votes and small counts.
-            merge: merge votes on the same two responses of a prompt, in either order.
             min_votes: minimum votes per pair, unless ``options`` has one.
             drop_few: drop and count pairs with fewer votes. Otherwise they are bad rows.
+            merge: merge votes on the same two responses of a prompt, in either order.
             offer_raters: say that the ids of people which are not kept can be used.
         """
         merged = self._merged(options) if merge else self._unmerged()
@@ -238,7 +219,7 @@ class Comparisons:
         return preferences
 
     def finish_single(
-        self, options: LoadOptions, *, min_votes: int = 2, drop_few: bool = False
+        self, options: LoadOptions, min_votes: int, drop_few: bool
     ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
         """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
 
@@ -315,7 +296,7 @@ class Comparisons:
         counts = np.ones(len(a), dtype=bool)
         if (repeated := self._repeated_votes(group)).any():
             if options.repeats == "first":
-                self._dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
+                self.bad.count("repeat votes of one annotator on one pair", int(repeated.sum()))
                 counts = ~repeated
             else:
                 message = (
@@ -345,7 +326,7 @@ class Comparisons:
     ) -> tuple[PreferenceSet, Mask]:
         """Return the pairs with enough votes, and which of the merged pairs they are."""
         least = max(1, min_votes if options.min_votes is None else options.min_votes)
-        numbers, bad, dropped = merged.numbers, self.bad, self._dropped
+        numbers, bad = merged.numbers, self.bad
         if self._with_repeats:
             rows = counted(self._with_repeats, "row")
             logger.warning("%s: a response is given twice in %s; its best place or score counts", bad.file, rows)
@@ -353,15 +334,14 @@ class Comparisons:
         few = n_votes < least
         if drop_few and few.any():
             kind = f"pairs with fewer than {least} votes" if least > 1 else "pairs without a vote"
-            dropped[kind] = int(few.sum())
+            bad.count(kind, int(few.sum()))
         elif not drop_few:
             for pair in np.flatnonzero(few):
                 bad.report(int(numbers["row"][pair]), _too_few(int(n_votes[pair]), int(numbers["ties"][pair]), least))
-        if options.ties == "drop" and (count := int(numbers["ties"][~few].sum())):
-            dropped["tie votes"] = count
+        if options.ties == "drop":
+            bad.count("tie votes", int(numbers["ties"][~few].sum()))
         if few.all():
-            lost = bad.counts or dropped
-            remedy = f"check the input; dropped: {lost}" if lost else "give at least one row"
+            remedy = f"check the input; dropped: {bad.counts}" if bad.counts else "give at least one row"
             problem = "no pair has enough votes" if len(few) else "there are no pairs in it"
             raise DataError(problem, file=bad.file, remedy=remedy)
         preferences = PreferenceSet.from_indices(
@@ -371,7 +351,7 @@ class Comparisons:
             ties=numbers["ties"][~few],
             tie_rule=options.ties,
             columns={key: values[~few] for key, values in self._kept_columns(merged).items()},
-            dropped=dict(Counter(dropped) + Counter(bad.counts)),
+            dropped=dict(bad.counts),
             name=bad.file,
             judgments=judgments,
         )
@@ -398,10 +378,9 @@ class Comparisons:
 
 
 def _too_few(n_votes: int, ties: int, least: int) -> RowError:
-    kind = "no votes" if n_votes == 0 else "too few votes"
-    have = "no vote" if n_votes == 0 else "only one vote" if n_votes == 1 else f"only {n_votes} votes"
-    if ties:
-        have += f" and {ties} tie{'s' * (ties > 1)}"
+    kind = "too few votes" if n_votes else "no votes"
+    have = "no vote" if n_votes == 0 else f"only {counted(n_votes, 'vote')}"
+    have += f" and {counted(ties, 'tie')}" if ties else ""
     remedies = (
         [f"use {spelled(ties='half')} to count ties"] if ties else [] if n_votes else ["give only pairs with votes"]
     )

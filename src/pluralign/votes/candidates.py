@@ -17,7 +17,7 @@ from pluralign.votes.load import VotesLike, kind_of, load_preferences, open_reco
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
-from pluralign.votes.values import Record, RowError, read_prompt, read_response
+from pluralign.votes.values import RowError, read_prompt, read_response
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,14 @@ def load_candidates(source: CandidatesLike, progress: Progress | None = None) ->
     by_prompt: dict[PromptLike, Counter[str]] = {}
     for row, record in records:
         with bad.row(row):
-            prompt, responses = _read_line(record)
-            by_prompt.setdefault(prompt, Counter()).update(responses)
+            given = record.get("responses")
+            if not isinstance(given, list) or not given:
+                raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')
+            texts = [read_response(text, f"response {position}") for position, text in enumerate(given, 1)]
+            by_prompt.setdefault(read_prompt(record.get("prompt")), Counter()).update(texts)
     return [
         Candidates(prompt, tuple(counts), repeats=counts.total() - len(counts)) for prompt, counts in by_prompt.items()
     ]
-
-
-def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
-    prompt, given = read_prompt(record.get("prompt")), record.get("responses")
-    if not isinstance(given, list) or not given:
-        raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')
-    return prompt, [read_response(value, f"response {position}") for position, value in enumerate(given, 1)]
 
 
 def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates]:

@@ -2,43 +2,21 @@
 
 import difflib
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib import resources
 from typing import Any
 
 from pluralign.core.errors import DataError, did_you_mean
 from pluralign.core.options import spelled
 from pluralign.votes.values import TEXT_COLUMNS, Record, parse_cell, shown
 
-SYNONYMS: Mapping[str, Sequence[str]] = {
-    "prompt": (
-        "question", "instruction", "query", "input", "context", "user_prompt", "prompt_text", "input_prompt", "post",
-        "task", "problem", "user_input", "user_message", "messages", "conversation", "topic",
-    ),
-    "vote": (
-        "winner", "preference", "preferred", "label", "choice", "better", "judgment", "judgement", "verdict",
-        "selected", "annotation", "preferred_response", "better_response", "overall_preference",
-    ),
-    "prob_a": ("p_a", "share_a", "prob", "p", "share", "fraction_a", "preference_rate"),
-    "n": ("n_votes", "num_votes", "total_votes", "n_raters", "votes", "total", "count"),
-    "chosen": ("chosen_response", "preferred_response", "winning_response", "accepted", "response_chosen", "better"),
-    "rejected": ("rejected_response", "other_response", "losing_response", "refused", "response_rejected", "worse"),
-    "responses": ("answers", "completions", "candidates", "outputs", "statements", "options", "generations"),
-    "rankings": ("ranks", "orders", "all_rankings"),
-    "ranking": ("rank", "order", "ordering"),
-    "scores": ("ratings", "score", "rating", "all_scores"),
-    "response": ("answer", "completion", "output", "reply", "generation", "text"),
-}  # fmt: skip
-"""Names that data sets use for our columns, the likeliest first."""
-OTHER_COLUMNS = ("ties", "votes_a", "votes_b", "response_a", "response_b", "annotator", "rater", "split")
-"""Further columns with a meaning."""
-_SIDES = (("a", "b"), ("1", "2"), ("0", "1"), ("first", "second"), ("left", "right"), ("one", "two"))
-_TEXT_WORDS = frozenset({
-    "response", "answer", "completion", "output", "reply", "candidate", "summary", "statement", "generation",
-    "continuation", "argument", "option",
-})  # fmt: skip
-_COUNT_WORDS = frozenset({"votes", "vote", "n", "num", "number", "count", "counts", "wins"})
-_FILLERS = frozenset(["model", "text", "of", "for", "the", "assistant", "content", "total"])
+_WORDS = tomllib.loads(resources.files("pluralign").joinpath("votes/columns.toml").read_text(encoding="utf-8"))
+SYNONYMS: Mapping[str, Sequence[str]] = _WORDS["synonyms"]
+_NAMES: Mapping[str, Any] = _WORDS["names"]
+_KNOWN = [*SYNONYMS, *_NAMES["other"]]
+"""All columns with a meaning."""
 
 
 def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str, str]:
@@ -53,7 +31,7 @@ def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str
     free = [name for name in columns if name not in needed]
     normal = {name: _normal(name) for name in free}
     found: dict[str, str] = {}
-    for kind, words in (("response", _TEXT_WORDS), ("votes", _COUNT_WORDS)):
+    for kind, words in (("response", _NAMES["texts"]), ("votes", _NAMES["counts"])):
         sides = f"{kind}_a", f"{kind}_b"
         if set(sides) <= set(needed) and not set(sides) & set(columns) and (pair := _two_sides(normal, words)):
             found |= dict(zip(sides, pair, strict=True))
@@ -66,8 +44,7 @@ def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str
                 found[name] = match
                 break
         else:
-            known = [*SYNONYMS, *OTHER_COLUMNS]
-            close = [column for column in left if _closest(normal[column], known) == name]
+            close = [column for column in left if _closest(normal[column], _KNOWN) == name]
             if len(close) == 1:
                 found[name] = close[0]
     return {name: found[name] for name in needed if name in found}
@@ -78,17 +55,20 @@ def is_clear(guess: Mapping[str, str], first: Record) -> bool:
     which may number the responses or tell whether the first one is preferred.
     """
     left = {name: _normal(name) for name in first if name not in guess.values()}
-    sides = [words for kind, words in (("response_a", _TEXT_WORDS), ("votes_a", _COUNT_WORDS)) if kind in guess]
+    sides = [words for kind, words in (("response_a", _NAMES["texts"]), ("votes_a", _NAMES["counts"])) if kind in guess]
     others = {word for ours in guess for word in SYNONYMS.get(ours, ())} & set(left.values())
     unclear = "vote" in guess and str(first[guess["vote"]]).strip() in ("0", "1", "0.0", "1.0")
     return not (unclear or others or any(_two_sides(left, words) for words in sides))
 
 
 _PERSON = (
-    "annotator|rater|worker|crowd_?worker|labell?er|evaluator|assessor|judge|voter|participant|respondent|completed_by"
+    "annotator|rater|worker|crowd_?worker|turker|coder|labell?er|evaluator|reviewer|contributor|assessor|judge|voter|"
+    "participant|respondent|panell?ist|completed_by"
 )
+_ID = "ids?|names?|hash(es)?|uuids?|emails?|keys?"
 _PERSON_COLUMN = re.compile(
-    rf"({_PERSON})(_?(id|name|hash|uuid|email|key))?|(user|session|prolific|mturk)_?(p?id|hash|uuid|identifier)|e_?mail"
+    rf"({_PERSON})s?(_?({_ID}))?|(user|person|subject)s?_?({_ID})|(session|prolific|mturk)_?(p?ids?|hash|uuid|identifier)|"
+    "e_?mails?|ip(_?addr(ess)?)?"
 )
 _PERSON_ID = re.compile(rf"({_PERSON}|user|person)[ _-]?\d+|A[A-Z0-9]{{11,14}}|[^@\s]+@[^@\s]+\.\w+")
 """``user12``, the ids of Mechanical Turk, e-mail addresses."""
@@ -138,10 +118,11 @@ def _two_sides(normal: Mapping[str, str], words: Collection[str]) -> tuple[str, 
     """Return two columns whose names differ only in the side, such as ``answer_1`` and ``answer_2``."""
     tokens = {name: tuple(text.split("_")) for name, text in normal.items()}
     of_tokens = {value: name for name, value in reversed(tokens.items())}
-    for first, second in _SIDES:
+    for first, second in _NAMES["sides"]:
         for name, parts in tokens.items():
             rest = {part for part in parts if part != first}
-            if parts.count(first) != 1 or not rest & set(words) or not rest <= {*words, *_FILLERS}:
+            is_side = parts in (("left",), ("first",)) or rest & set(words)
+            if parts.count(first) != 1 or not is_side or not rest <= {*words, *_NAMES["fillers"]}:
                 continue
             if other := of_tokens.get(tuple(second if part == first else part for part in parts)):
                 return name, other
@@ -166,7 +147,7 @@ def rename_columns(
         DataError: a column does not exist, the new name is that of another column, or it is a misspelt one.
     """
     new_name = {theirs: ours for ours, theirs in rename.items()}
-    votes = _VoteNames(rename)
+    read_vote = _vote_reader(rename, file)
     unseen, first = set(rename.values()), True
     columns: dict[str, None] = {}
     for row, record in records:
@@ -184,10 +165,14 @@ def rename_columns(
         if first:
             if unseen and not is_layout(renamed):
                 raise _no_column(rename, unseen, list(columns), file)
-            _check_new_names(rename, renamed, file)
+            for ours, theirs in rename.items():
+                close = None if ours in _KNOWN else _closest(ours, _KNOWN)
+                if close is not None and close not in renamed:
+                    problem = f"{spelled(rename={ours: theirs})} gives the column a name without a meaning"
+                    raise DataError(problem, file=file, remedy=f"did you mean {spelled(rename={close: theirs})}")
             first = False
         if "vote" in renamed:
-            renamed["vote"] = votes.read(renamed["vote"], row, file)
+            renamed["vote"] = read_vote(renamed["vote"], row)
         yield row, renamed
     if unseen and columns:
         raise _no_column(rename, unseen, list(columns), file)
@@ -203,30 +188,18 @@ def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequ
     return DataError(f"there is no column {theirs!r} for {spelled(rename={ours: theirs})}", file=file, remedy=remedy)
 
 
-def _check_new_names(rename: Mapping[str, str], columns: Collection[str], file: str) -> None:
-    known = [*SYNONYMS, *OTHER_COLUMNS]
-    for ours, theirs in rename.items():
-        close = _closest(ours, known)
-        if ours not in known and close is not None and close not in columns:
-            problem = f"{spelled(rename={ours: theirs})} gives the column a name without a meaning"
-            raise DataError(problem, file=file, remedy=f"did you mean {spelled(rename={close: theirs})}")
+def _vote_reader(rename: Mapping[str, str], file: str) -> Callable[[object, int], object]:
+    """Return a function that reads votes which are the old names of the responses."""
+    sides = {_normal(rename[name]): name[-1] for name in ("response_a", "response_b") if name in rename}
+    from_0 = len(sides) == 2 and ("0", "1") in zip(*(name.split("_") for name in sides), strict=False)
 
+    def read(vote: object, row: int) -> object:
+        if from_0 and str(vote).strip() in ("0", "1", "0.0", "1.0"):
+            names = [rename["response_a"], rename["response_b"]]
+            problem = (
+                f"vote is {shown(vote)} and the responses were called {' and '.join(names)}, so its meaning is unclear"
+            )
+            raise DataError(problem, file=file, row=row, remedy=f"write a or b, or {' or '.join(names)}")
+        return sides.get(_normal(vote), vote) if isinstance(vote, str) else vote
 
-class _VoteNames:
-    """Reads votes that are the old names of the responses."""
-
-    def __init__(self, rename: Mapping[str, str]) -> None:
-        sides = {side: rename[f"response_{side}"] for side in "ab" if f"response_{side}" in rename}
-        self._side = {_normal(name): side for side, name in sides.items()}
-        self._names = tuple(sides.values())
-        words = (_normal(name).split("_") for name in self._names)
-        self._from_0 = len(sides) == 2 and ("0", "1") in zip(*words, strict=False)
-
-    def read(self, vote: object, row: int, file: str) -> object:
-        if isinstance(vote, str) and (side := self._side.get(_normal(vote))):
-            return side
-        if self._from_0 and str(vote).strip() in ("0", "1", "0.0", "1.0"):
-            names = " and ".join(self._names)
-            problem = f"vote is {shown(vote)} and the responses were called {names}, so its meaning is unclear"
-            raise DataError(problem, file=file, row=row, remedy=f"write a or b, or {' or '.join(self._names)}")
-        return vote
+    return read

@@ -23,7 +23,7 @@ from pluralign.core.options import spelled
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
-from pluralign.votes.values import Record, RowError, checked_text, parse_cell
+from pluralign.votes.values import Record, RowError, checked_text, parse_cell, without_arrays
 
 CHUNK = 2**16
 LONGEST_LINE = 16 * 10**6
@@ -245,26 +245,22 @@ def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> It
 def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator[tuple[int, Record]]:
     """Yield the rows of a batch that follows ``before`` rows. Rows without a Python value are reported."""
     try:
-        records = batch.to_pylist()
+        yield from enumerate(batch.to_pylist(), before + 1)
     except (ValueError, OverflowError):  # invalid UTF-8 is a ValueError
-        for position in range(len(batch)):
-            with bad.row(before + position + 1):
-                yield before + position + 1, _row_of(batch, position)
-    else:
-        yield from enumerate(records, before + 1)
+        for row in range(len(batch)):
+            with bad.row(before + row + 1):
+                cells = zip(batch.schema.names, batch.columns, strict=True)
+                yield before + row + 1, {name: _cell(name, column[row]) for name, column in cells}
 
 
-def _row_of(batch: pa.RecordBatch, position: int) -> Record:
-    record = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            record[name] = column[position].as_py()
-        except UnicodeDecodeError:
-            raise RowError("broken UTF-8", f"{name} is not valid UTF-8", "save the texts as UTF-8") from None
-        except (ValueError, OverflowError) as error:
-            problem = f"the value of {name} cannot be read ({one_line(error)})"
-            raise RowError("wrong type", problem, "write it as text or a number") from None
-    return record
+def _cell(name: str, value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        raise RowError("broken UTF-8", f"{name} is not valid UTF-8", "save the texts as UTF-8") from None
+    except (ValueError, OverflowError) as error:
+        problem = f"the value of {name} cannot be read ({one_line(error)})"
+        raise RowError("wrong type", problem, "write it as text or a number") from None
 
 
 def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -293,6 +289,6 @@ def dataset_records(dataset: Any, progress: Progress | None) -> Iterator[tuple[i
         for batch in part.iter(batch_size=1000):
             for values in zip(*batch.values(), strict=True):
                 row += 1
-                yield row, label | dict(zip(batch, values, strict=True))
+                yield row, without_arrays(label | dict(zip(batch, values, strict=True)))
             if progress:
                 progress(row, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import safetensors.numpy
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -224,46 +224,19 @@ class Judgments:
         return np.searchsorted(keys, self.keys(width)).astype(np.int32)
 
     def to_bytes(self) -> bytes:
-        """Return the judgments as ASCII text: an Arrow file in base64, after its checksum."""
-        lists = [pa.LargeListArray.from_arrays(self.start, getattr(self, name)) for name in ("response", "place")]
-        columns = dict(zip(("person", "prompt", "response", "place"), [self.person, self.prompt, *lists], strict=True))
-        table = pa.table(columns, metadata={"linked": str(int(self.linked))})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            writer.write_table(table)
-        data = sink.getvalue().to_pybytes()
-        return base64.b64encode(zlib.crc32(data).to_bytes(4, "little") + data)
+        """Return the judgments as ASCII text."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        data = safetensors.numpy.save({**arrays, "linked": np.array([self.linked])})
+        return base64.b64encode(zlib.compress(data))
 
     @classmethod
     def from_bytes(cls, text: bytes) -> "Judgments":
-        """Read what ``to_bytes`` wrote. Raises ``ValueError`` or an Arrow exception if it is damaged."""
-        whole = base64.b64decode(text, validate=True)
-        data = whole[4:]
-        if zlib.crc32(data).to_bytes(4, "little") != whole[:4]:
-            raise ValueError("the checksum of the judgments is wrong")
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
-        person, prompt = (table[name].to_numpy() for name in ("person", "prompt"))
-        response, place = (
-            pa.concat_arrays(table[name].chunks) if table[name].num_chunks else pa.array([], table[name].type)
-            for name in ("response", "place")
-        )
-        start, values = response.offsets.to_numpy(), (response.values.to_numpy(), place.values.to_numpy())
-        return cls(person, prompt, start, *values, linked=table.schema.metadata[b"linked"] == b"1")
-
-
-def concatenated(parts: list[Judgments]) -> Judgments:
-    """Join judgments on the same tables of texts; persons of different parts are different people."""
-    people = np.cumsum([0, *(part.n_persons for part in parts)])
-    starts = np.cumsum([0, *(len(part.response) for part in parts)])
-    shifted = [part.start[:-1] + first for part, first in zip(parts, starts, strict=False)]
-    return Judgments(
-        np.concatenate([part.person + first for part, first in zip(parts, people, strict=False)]).astype(np.int32),
-        np.concatenate([part.prompt for part in parts]),
-        np.concatenate([*shifted, starts[-1:]]),
-        np.concatenate([part.response for part in parts]),
-        np.concatenate([part.place for part in parts]),
-        linked=any(part.linked for part in parts),
-    )
+        """Read what ``to_bytes`` wrote. Raises ``ValueError`` if it is damaged."""
+        try:
+            arrays: dict[str, Any] = safetensors.numpy.load(zlib.decompress(base64.b64decode(text, validate=True)))
+            return cls(**{name: arrays[name] for name in _ARRAYS}, linked=bool(arrays["linked"][0]))
+        except (zlib.error, safetensors.SafetensorError, LookupError) as error:
+            raise ValueError(f"the judgments are damaged ({error})") from None
 
 
 def rankings_of_one(preferences: "PreferenceSet") -> Judgments:
@@ -280,6 +253,8 @@ def rankings_of_one(preferences: "PreferenceSet") -> Judgments:
     for_a = np.repeat(np.tile([1.0, -1.0, 0.0], len(rows)), votes.ravel())
     both = np.stack([preferences.a_index, preferences.b_index], axis=1)[pair]
     scores = np.stack([for_a, np.zeros(len(pair))], axis=1)
-    pairs = Judgments.from_scores(pair, preferences.prompt_index[pair], sizes, both.ravel(), scores.ravel())
-    joined = pairs if judged is None else concatenated([judged, pairs])
-    return replace(joined, person=np.zeros_like(joined.person), linked=True)
+    prompt, response, score = preferences.prompt_index[pair], both.ravel(), scores.ravel()
+    if judged is not None:
+        prompt, sizes = np.append(judged.prompt, prompt), np.append(judged.sizes, sizes)
+        response, score = np.append(judged.response, response), np.append(-judged.place, score)
+    return Judgments.from_scores(np.zeros_like(prompt), prompt, sizes, response, score, linked=True)

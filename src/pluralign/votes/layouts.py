@@ -17,7 +17,7 @@ import numpy as np
 
 from pluralign.core.errors import DataError
 from pluralign.core.options import spelled
-from pluralign.votes.builder import BadRows, Comparisons
+from pluralign.votes.builder import BadRows, Comparisons, RowFacts
 from pluralign.votes.columns import guess_columns, is_clear, is_person_column, rename_columns
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
@@ -47,7 +47,7 @@ _NOUNS = ("response", "model", "answer", "completion", "output", "option", "cand
 _VOTES = {
     **dict.fromkeys(("a", "left", "first", "1", "1.0", *(f"{noun}_{end}" for noun in _NOUNS for end in "a1")), A),
     **dict.fromkeys(("b", "right", "second", *(f"{noun}_b" for noun in _NOUNS)), B),
-    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "tie (bothbad)", "tie_(bothbad)"), TIE),
+    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "both_bad", "tie_(bothbad)"), TIE),
 }
 _SECOND = dict.fromkeys(("0", "0.0"), "0") | dict.fromkeys(("2", "2.0", *(f"{noun}_2" for noun in _NOUNS)), "2")
 """Numbers that mean response b: if votes are yes or no, and if responses are numbered."""
@@ -133,23 +133,21 @@ def _read_single(records: Records, into: Comparisons) -> None:
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
-    prompt = read_prompt(record.get("prompt"))
-    a = read_response(record.get("response_a"), "response_a")
-    b = read_response(record.get("response_b"), "response_b")
-    into.add(row, prompt, a, b, votes, annotator=annotator, columns=_others(record))
+    a, b = (read_response(record.get(name), name) for name in ("response_a", "response_b"))
+    into.add(_facts(record, row, annotator), a, b, votes)
 
 
 def _chosen(record: Record, row: int, into: Comparisons) -> None:
-    chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
+    chosen, rejected = record.get("chosen"), record.get("rejected")
     if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
         shared, chosen, rejected = split_dialogues(read_messages(chosen, "chosen"), read_messages(rejected, "rejected"))
-        prompt = shared if prompt is None else prompt
+        record = record if record.get("prompt") is not None else {**record, "prompt": shared}
     texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
-    swap = _text_hash(texts[0]) > _text_hash(texts[1])
-    first, second = texts[::-1] if swap else texts
-    votes, others = (int(not swap), int(swap), 0), _others(record, ("chosen", "rejected"))
-    into.add(row, read_prompt(prompt), first, second, votes, annotator=_voter(record), columns=others)
+    first, second = sorted(texts, key=_text_hash)
+    rest = {name: value for name, value in record.items() if name not in ("chosen", "rejected")}
+    votes = int(first == texts[0]), int(first != texts[0]), 0
+    into.add(_facts(rest, row, _voter(record)), first, second, votes)
 
 
 def _text_hash(text: str) -> bytes:
@@ -168,9 +166,7 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     if "ranking" in record and len(named_texts) == 1 < len(set(answers)):
         raise RowError("a single response", "the ranking names only one response", "rank at least two")
     annotator = _voter(record) if "ranking" in record else None
-    prompt = read_prompt(record.get("prompt"))
-    others = _others(record)
-    into.add_all_pairs(row, prompt, answers, scores, annotator=annotator, columns=others, judged_only=True)
+    into.add_all_pairs(_facts(record, row, annotator), answers, scores)
 
 
 def _read_ranking(ranking: Any, place: Mapping[str, int], number: int) -> list[float]:
@@ -178,7 +174,7 @@ def _read_ranking(ranking: Any, place: Mapping[str, int], number: int) -> list[f
     scores = [math.nan] * len(place)
     listed = read_list(ranking, "ranking")
     for position, entry in enumerate(listed):
-        keys = read_list(entry, "ranking") if isinstance(entry, list | tuple | np.ndarray) else [entry]
+        keys = read_list(entry, "ranking") if isinstance(entry, list | tuple) else [entry]
         at = [place.get(str(key)) for key in keys]
         if not at or None in at or len(set(at)) < len(at) or not all(math.isnan(scores[i]) for i in at):  # type: ignore[index]
             listed = []
@@ -201,7 +197,7 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
         raise RowError("uneven scores", problem, remedy)
     scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
     scores = scores.reshape(len(answers), len(given[0]) if given else 0)
-    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
+    into.add_all_pairs(_facts(record, row), answers, scores)
 
 
 _NUMBERED = re.compile(r"response_(0|[1-9][0-9]{0,5})")
@@ -222,8 +218,8 @@ def _score_columns(record: Record, row: int, into: Comparisons) -> None:
     scores = np.array([[read_number(record.get(name), name) for name in of_response] for of_response in names])
     if np.isnan(scores).all():
         raise missing("every response_{i}_{rater}")
-    others = {name: value for name, value in _others(record).items() if not name.startswith("response_")}
-    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=others)
+    rest = {name: value for name, value in record.items() if not name.startswith("response_")}
+    into.add_all_pairs(_facts(rest, row), answers, scores)
 
 
 def _is_score(name: str) -> bool:
@@ -256,15 +252,16 @@ _OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "re
 _CONSUMED = frozenset({*RESERVED_COLUMNS, *_OWN})
 
 
-def _voter(record: Record) -> Any:
+def _voter(record: Record) -> str | float | None:
     """Return the id of who cast a vote. It finds repeated votes and the judgments of a person, and is not stored."""
-    ids = [value for name, value in record.items() if value is not None and is_person_column(name)]
-    return ids[0] if ids else None
+    ids = (value for name, value in record.items() if is_person_column(name) and isinstance(value, str | int | float))
+    return next(ids, None)
 
 
-def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the further columns. One without a name is an index that pandas wrote."""
-    return {name: value for name, value in record.items() if name and name not in _CONSUMED and name not in also}
+def _facts(record: Record, row: int, annotator: Any = None) -> RowFacts:
+    """Return the prompt of a row and its further columns. One without a name is an index that pandas wrote."""
+    others = {name: value for name, value in record.items() if name and name not in _CONSUMED}
+    return RowFacts(row, read_prompt(record.get("prompt")), others, annotator)
 
 
 Reader: TypeAlias = Callable[[Records, Comparisons], None]
@@ -285,7 +282,7 @@ class Layout:
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
-    drop_few: bool = False
+    drop_few: bool = True
     """Whether pairs with fewer votes are dropped and counted. Else they are bad rows."""
 
     @property
@@ -322,9 +319,9 @@ def _has_response_score(columns: Collection[str]) -> bool:
 _PAIR = "prompt, response_a, response_b"
 LAYOUTS = (
     Layout("trl", "prompt, chosen, rejected", each(_chosen), merge=True, min_votes=1),
-    Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide)),
-    Layout("share", f"{_PAIR}, prob_a, n", each(_wide)),
-    Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", each(_wide), drop_few=False),
+    Layout("share", f"{_PAIR}, prob_a, n", each(_wide), drop_few=False),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _read_single, merge=True, drop_few=False),
     Layout("rankings", "prompt, responses, rankings", each(_rankings)),
     Layout("ranking", "prompt, responses, ranking", _read_single, merge=True),
     Layout("score lists", "prompt, responses, scores", each(_score_lists)),
@@ -346,26 +343,22 @@ def find_layout(first: Record, file: str) -> tuple[Layout, dict[str, str]]:
         DataError: there is none, or more than one column may have a meaning that is needed. It names the columns.
     """
     columns = list(first)
-    listed, layout = ", ".join(columns) or "(none)", next((each for each in LAYOUTS if each.matches(columns)), None)
+    layout = next((each for each in LAYOUTS if each.matches(columns)), None)
     if layout is not None:
         in_chat = not isinstance(first.get("chosen", ""), str)
-        guess = {} if "prompt" in first or in_chat else guess_columns(["prompt"], columns)
+        guess = {} if in_chat else guess_columns(["prompt"], columns)
         problem = "there is no column prompt"
     else:
         guesses = {known.name: guess_columns(known.words, columns) for known in LAYOUTS}
         complete = (known for known in LAYOUTS if set(known.words) <= {*guesses[known.name], *columns})
         layout = next((known for known in complete if known.matches([*guesses[known.name], *columns])), None)
         guess = guesses[layout.name] if layout else {}
-        problem = f"no known layout has the columns {listed}"
-    if layout is not None:
-        if not is_clear(guess, first):
-            raise DataError(problem, file=file, row=1, remedy=f"use {spelled(rename=guess)}")
+        problem = f"no known layout has the columns {', '.join(columns) or '(none)'}"
+    if layout is not None and is_clear(guess, first):
         return layout, guess
-
-    def covered(layout: Layout) -> float:
-        return len(set(layout.words) & {*guesses[layout.name], *columns}) / len(layout.words)
-
-    nearest = max(LAYOUTS, key=covered)
+    if layout is not None:
+        raise DataError(problem, file=file, row=1, remedy=f"use {spelled(rename=guess)}")
+    nearest = max(LAYOUTS, key=lambda known: len({*known.words} & {*guesses[known.name], *columns}) / len(known.words))
     absent = [word for word in nearest.words if word not in columns]
     renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
     problem += f"; the nearest layout, {nearest.needs}, also needs {', '.join(absent)}"
@@ -415,5 +408,5 @@ def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, option
     layout, records = recognise(records, bad)
     comparisons = Comparisons(bad)
     layout.read(records, comparisons)
-    few: Any = {"min_votes": layout.min_votes, "drop_few": layout.drop_few}
-    return comparisons.finish(options, merge=layout.merge, offer_raters=layout.merge, **few)
+    few = layout.min_votes, layout.drop_few
+    return comparisons.finish(options, *few, merge=layout.merge, offer_raters=layout.merge)

@@ -36,6 +36,7 @@ from pluralign.votes.values import (
     read_prompt,
     read_response,
     shown,
+    without_arrays,
 )
 
 DEMOS = {"demo": DEFAULT_PAIRS, "demo-rankings": DEFAULT_RANKED_PAIRS}
@@ -126,11 +127,6 @@ def load_preferences(
         array([0.6])
     """
     options = with_changes(options or LoadOptions(), changes)
-    votes = _load(source, options, progress)
-    return votes.without_official_split() if options.split == "prompts" else votes
-
-
-def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
     kind = kind_of(source)
     if kind == "demo":
         return load_town_hall(source).preferences
@@ -141,6 +137,7 @@ def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -
         votes = _load_saved(str(source), options)
     else:
         votes = read_comparisons(*open_records(source, options, progress), options)
+    votes = votes.without_official_split() if options.split == "prompts" else votes
     return replace(votes, loaded=Loaded.of(source, options))
 
 
@@ -238,7 +235,7 @@ def _frame_records(frame: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
     for position in range(len(names)):
         column = frame.iloc[:, position]
         cells = zip(column.tolist(), column.isna().tolist(), strict=True)
-        values.append([None if is_missing else value for value, is_missing in cells])
+        values.append([None if is_missing else without_arrays(value) for value, is_missing in cells])
     for row, of_row in enumerate(zip(*values, strict=True), 1):
         yield row, dict(zip(names, of_row, strict=True))
 
@@ -248,7 +245,11 @@ def _dict_records(records: Iterable[Any], bad: BadRows) -> Iterator[tuple[int, R
         if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
             problem = f"a record must be a dict with column names, not {shown(record)}"
             raise DataError(problem, file=bad.file, row=row, remedy="give a list of dicts")
-        yield row, record
+        try:
+            plain = without_arrays(record)
+        except RecursionError:
+            raise DataError("the record is nested too deeply", file=bad.file, row=row) from None
+        yield row, plain
 
 
 def _existing_file(source: str | os.PathLike[str]) -> Path:
@@ -262,8 +263,8 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     if (path / "ensemble.json").is_file():
         remedy = "name the ensemble first, then a file of votes"
         raise DataError("it is the folder of an ensemble, not votes", file=str(path), remedy=remedy)
-    if (polis := path / "participants-votes.csv").is_file():
-        return polis
+    if polis := sorted(path.glob("*participant*-votes.csv")):
+        return polis[0]
     if path.is_dir():
         remedy = f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}"
         raise DataError("it is a folder", file=str(path), remedy=remedy)

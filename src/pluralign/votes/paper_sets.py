@@ -6,8 +6,10 @@ docs/reference/known-sets.md gives the reasons and the sources.
 
 import itertools
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from pluralign.core.errors import DataError, UsageError
@@ -18,22 +20,19 @@ from pluralign.votes.formats import file_records
 from pluralign.votes.layouts import recognise
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.public import PUBLIC_FORMATS, PublicFormat, text_in
+from pluralign.votes.public import PUBLIC_FORMATS, text_in
 from pluralign.votes.values import Record
 
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A published set: its files, and how they become votes."""
+    """A published set: its files, and how they become votes. ``sets.toml`` has all sets and describes the fields."""
 
     name: str
     hub: str
-    layouts: tuple[str, ...]
-    """File patterns separated by spaces, that of the hub first. The first layout with all files present is read."""
-    format: PublicFormat | None = None
-    """How rows are read; None for a layout of our own."""
+    layouts: Sequence[str]
+    format: str = ""
     splits: str = ""
-    """Optional files that are read before the others and tell only the split of their prompts."""
     revision: str | None = None
     min_votes: int = 1
 
@@ -43,7 +42,7 @@ class KnownSet:
             raise UsageError(f"rename does not apply to {self.name}: its columns are known.")
         files = _files(self, folder, f"{self.name}:FOLDER")
         bad = BadRows(self.name, skip=options.skip_bad, harmless=["identical responses"])
-        layout, records = recognise(_rows(files, bad, progress, self.splits), bad, self.format)
+        layout, records = recognise(_rows(files, bad, progress, self.splits), bad, PUBLIC_FORMATS.get(self.format))
         comparisons = Comparisons(bad)
         layout.read(records, comparisons)
         bad.file = self.name
@@ -94,24 +93,8 @@ def _rows(
 
 # --- the sets ---------------------------------------------------------------------------------------------------------
 
-_HELPSTEER_SPLITS = "validation.jsonl.gz train.jsonl.gz"  # in this order: a prompt in both is a training prompt
-_TLDR_HUB = "comparisons/train/*.parquet comparisons/validation/*.parquet"
-_TLDR_BRANCH = "refs/convert/parquet"  # the main branch holds a loading script and no data
-_SETS = (
-    KnownSet("multipref", "allenai/multipref", ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
-             PUBLIC_FORMATS["MultiPref"]),
-    KnownSet("personalllm", "namkoong-lab/PersonalLLM",
-             ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet")),
-    KnownSet("helpsteer2", "nvidia/HelpSteer2", ("disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"),
-             PUBLIC_FORMATS["HelpSteer2 ratings"], _HELPSTEER_SPLITS),
-    KnownSet("helpsteer2-preference", "nvidia/HelpSteer2", ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
-             PUBLIC_FORMATS["HelpSteer2 preferences"]),
-    KnownSet("helpsteer3", "nvidia/HelpSteer3", ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
-             PUBLIC_FORMATS["HelpSteer3"]),
-    KnownSet("tldr", "openai/summarize_from_feedback", (_TLDR_HUB, "comparisons/*.json", "*.json"),
-             PUBLIC_FORMATS["Reddit TL;DR"], revision=_TLDR_BRANCH, min_votes=2),
-)  # fmt: skip
-KNOWN_SETS = {known.name: known for known in _SETS}
+_SETS = tomllib.loads(resources.files("pluralign").joinpath("votes/sets.toml").read_text(encoding="utf-8"))
+KNOWN_SETS = {name: KnownSet(name, **known) for name, known in _SETS.items()}
 """The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
 
 _PRISM = KnownSet("prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"))

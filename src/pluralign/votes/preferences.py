@@ -24,6 +24,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.late import late
+from pluralign.core.text import counted
 from pluralign.votes.judgments import Judgments, by_first_appearance
 from pluralign.votes.options import TIE_RULES, Loaded, TieRule
 from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, prompts_to_hold_out
@@ -231,11 +232,11 @@ class PreferenceSet:
         return len(self.votes_a)
 
     def __repr__(self) -> str:
-        judged = f", {self.judgments.n:,} judgments" if self.judgments is not None else ""
-        return (
-            f"PreferenceSet({self.name or 'votes'}: {len(self):,} pairs, {len(self.prompts):,} prompts, "
-            f"{len(self.responses):,} responses, {self.n_votes.sum():,.0f} votes{judged})"
-        )
+        sizes = {"pair": len(self), "prompt": len(self.prompts), "response": len(self.responses)}
+        sizes["vote"] = int(self.n_votes.sum())
+        if self.judgments is not None:
+            sizes["judgment"] = self.judgments.n
+        return f"PreferenceSet({self.name or 'votes'}: {', '.join(counted(n, noun) for noun, n in sizes.items())})"
 
     def _repr_html_(self) -> str:
         return str(late("publishing.notebook", "preferences_html")(self))
@@ -451,8 +452,8 @@ class PreferenceSet:
             path: ends in ``.parquet`` (``load`` reads it back exactly), ``.jsonl`` or ``.jsonl.gz`` (counts per pair,
                 without judgments).
         """
-        suffix = "".join(Path(path).suffixes[-2:] if str(path).endswith(".gz") else Path(path).suffixes[-1:])[1:]
-        if suffix not in SAVED_FORMATS:
+        suffix = next((known for known in SAVED_FORMATS if str(path).endswith(f".{known}")), None)
+        if suffix is None:
             raise UsageError(f"{path} must end in one of {', '.join('.' + known for known in SAVED_FORMATS)}.")
         with atomic_write(path) as partial:
             if suffix == "parquet":

@@ -4,9 +4,7 @@ A row is what one person said: a vote on a pair or a ranking, with the id of the
 is averaged over people. docs/reference/data.md describes each layout, its sources, and what is assumed.
 """
 
-import ast
 import csv
-import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from pluralign.votes.values import (
     Records,
     RowError,
     checked_text,
+    parsed,
     read_messages,
     read_number,
     split_dialogues,
@@ -81,7 +80,7 @@ def _checked(bad: BadRows, row: int) -> Iterator[None]:
             yield
         except DataError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, csv.Error) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, csv.Error) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise invalid("wrong type", f"a value is not as in this format ({reason})") from None
 
@@ -121,25 +120,11 @@ def text_in(record: Record, name: str) -> str:
     return checked_text(value, name)
 
 
-def _parsed(value: Any) -> Any:
-    """Return a number, a list or an object, also if it is a text, as in CSV files: JSON or Python source."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if not isinstance(value, str) or not re.match(r"[\[{]|-?[0-9.]+$", value):
-        return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return value
-
-
 def _entries(record: Record, name: str) -> list[Mapping[str, Any]]:
     """Return a list of objects; null is an empty list."""
     if name not in record:
         raise invalid("missing value", f"there is no column {name}")
-    entries = _parsed(record[name])
+    entries = parsed(record[name])
     entries = [] if entries is None else entries
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise invalid("wrong type", f"{name} is not a list of objects")
@@ -161,7 +146,7 @@ def _votes(pair: Record, votes: Sequence[Record], bad: BadRows) -> list[Record]:
 
 def _ranking(prompt: Any, scored: Iterable[tuple[str, Any]], bad: BadRows, **others: Any) -> list[Record]:
     """Return the ranking of one person who scored responses; equal scores tie, and a missing score is not judged."""
-    numbers = [(text, read_number(_parsed(score), "a score")) for text, score in scored]
+    numbers = [(text, read_number(parsed(score), "a score")) for text, score in scored]
     judged = [(text, score) for text, score in numbers if score == score]
     if len(judged) < 2:
         bad.count("judgments of fewer than two responses")
@@ -173,11 +158,10 @@ def _ranking(prompt: Any, scored: Iterable[tuple[str, Any]], bad: BadRows, **oth
     return [{"prompt": prompt, "responses": [text for text, _ in judged], "ranking": best_first, **others}]
 
 
-def _prompt_name(names: Sequence[str]) -> str:
-    """Return the text field that is the prompt: by its name, else the first."""
-    if not names:
-        raise invalid("missing value", "there is no text")
-    return "prompt" if "prompt" in names else guess_columns(["prompt"], names).get("prompt", names[0])
+def _prompt_in(texts: Mapping[str, str]) -> str:
+    """Return the text that is the prompt: by its name, else the first; a general question if there is none."""
+    name = "prompt" if "prompt" in texts else guess_columns(["prompt"], texts).get("prompt", next(iter(texts), ""))
+    return texts.get(name, "Which is better?")
 
 
 # --- dialogues in one text --------------------------------------------------------------------------------------------
@@ -210,13 +194,7 @@ def _hh(record: Record, _: BadRows) -> Iterable[Record]:
 
 # --- pairs with votes -------------------------------------------------------------------------------------------------
 
-MULTIPREF_VOTES = {
-    "A-is-clearly-better": "a",
-    "A-is-slightly-better": "a",
-    "B-is-clearly-better": "b",
-    "B-is-slightly-better": "b",
-    "Tie": "tie",
-}
+_MULTIPREF_VOTE = re.compile("([AB])-is-(clearly|slightly)-better|Tie")
 
 
 @_public("MultiPref", "text, completion_a, completion_b, normal_worker_annotations")
@@ -224,24 +202,22 @@ def _multipref(record: Record, bad: BadRows) -> Iterable[Record]:
     """The overall_pref of each annotator is one vote; clearly and slightly count the same."""
     votes = []
     for person in _entries(record, "normal_worker_annotations") + _entries(record, "expert_worker_annotations"):
-        if (vote := MULTIPREF_VOTES.get(str(person.get("overall_pref")))) is None:
+        if (vote := _MULTIPREF_VOTE.fullmatch(str(person.get("overall_pref")))) is None:
             raise invalid("unknown vote", f"overall_pref is {person.get('overall_pref')!r}")
-        votes.append({"vote": vote, "evaluator": person.get("evaluator")})
+        votes.append({"vote": vote[1] or "tie", "evaluator": person.get("evaluator")})
     sides = {f"response_{side}": text_in(record, f"completion_{side}") for side in "ab"}
-    columns = _only(
-        record, "comparison_id prompt_id category source subject_study highest_level_degree model_a model_b"
-    )
-    return _votes({"prompt": text_in(record, "text"), **sides, **columns}, votes, bad)
+    about = "comparison_id prompt_id category source subject_study highest_level_degree model_a model_b"
+    return _votes({"prompt": text_in(record, "text"), **sides, **_only(record, about)}, votes, bad)
 
 
 def _rated_prompt(record: Record) -> str:
-    if not isinstance(_parsed(record.get("helpfulness")), list | int | float | None):
+    if not isinstance(parsed(record.get("helpfulness")), list | int | float | None):
         raise invalid("wrong type", "helpfulness is not a list of ratings")
     return text_in(record, "prompt")
 
 
 def _ratings(record: Record) -> list[float]:
-    given = _parsed(record["helpfulness"])
+    given = parsed(record["helpfulness"])
     listed = [] if given is None else given if isinstance(given, list) else [given]
     return [read_number(rating, "helpfulness") for rating in listed]
 
@@ -274,7 +250,7 @@ NEITHER = -100
 
 def _signs(entries: Iterable[Record], name: str, bad: BadRows) -> list[Record]:
     """Return the votes in signed strengths: below zero for the first response."""
-    given: list[Any] = [_parsed(entry.get(name)) for entry in entries]
+    given: list[Any] = [parsed(entry.get(name)) for entry in entries]
     for value in given:
         if type(value) is not int or (abs(value) > 3 and value != NEITHER):
             raise invalid("unknown vote", f"a {name} is {value!r}, not a whole number from -3 to 3")
@@ -296,7 +272,7 @@ def _helpsteer2_preference(record: Record, bad: BadRows) -> Iterable[Record]:
 def _helpsteer3(record: Record, bad: BadRows) -> Iterable[Record]:
     """The sign of each score in individual_preference is one vote."""
     pair = {"response_a": text_in(record, "response1"), "response_b": text_in(record, "response2")}
-    row = {"prompt": _parsed(record["context"]), **pair, **_only(record, "split domain language")}
+    row = {"prompt": parsed(record["context"]), **pair, **_only(record, "split domain language")}
     return _votes(row, _signs(_entries(record, "individual_preference"), "score", bad), bad)
 
 
@@ -320,7 +296,11 @@ def _tldr(record: Record, bad: BadRows) -> Iterable[Record]:
 
 
 def _conversations(sides: Iterable[Any], vote: Any, record: Record) -> Iterable[Record]:
-    messages = (read_messages(_parsed(turns), "a conversation") for turns in sides)
+    messages = [read_messages(parsed(turns), "a conversation") for turns in sides]
+    if (
+        isinstance(turns := parsed(record.get("turn")), int) and turns > 0
+    ):  # MT-Bench: votes on the first turn come with the second
+        messages = [of_side[: 2 * turns] for of_side in messages]
     prompt, response_a, response_b = split_dialogues(*messages)
     columns = _only(record, "judge language turn split model_a model_b")
     yield {"prompt": prompt, "response_a": response_a, "response_b": response_b, "vote": vote, **columns}
@@ -335,16 +315,14 @@ def _arena(record: Record, _: BadRows) -> Iterable[Record]:
 @_public("LMSYS (Kaggle)", "prompt, response_a, response_b, winner_model_a, winner_model_b")
 def _kaggle(record: Record, _: BadRows) -> Iterable[Record]:
     """The common beginning is the prompt; later turns are part of the answer."""
-    questions, *answers = (_parsed(record[name]) for name in ("prompt", "response_a", "response_b"))
-    if not isinstance(questions, list):  # plain texts
-        questions, answers = [questions], [[answer] for answer in answers]
-    won = {side: str(record[f"winner_model_{side}"]) in ("1", "1.0", "True") for side in "ab"}
-    vote = "a" if won["a"] else "b" if won["b"] else "tie"
+    texts = [parsed(record[name]) for name in ("prompt", "response_a", "response_b")]
+    questions, *answers = [given if isinstance(given, list) else [given] for given in texts]
+    won = (side for side in "ab" if str(record[f"winner_model_{side}"]) in ("1", "1.0", "True"))
     sides = []
     for of_side in answers:
         turns = zip(questions, of_side, strict=False)
         sides.append([Message(*turn) for q, a in turns for turn in (("user", q or ""), ("assistant", a or ""))])
-    return _conversations(sides, vote, record)
+    return _conversations(sides, next(won, "tie"), record)
 
 
 @_public("All Our Ideas", "Winner Text, Loser Text")
@@ -359,15 +337,6 @@ def _all_our_ideas(record: Record, bad: BadRows) -> Iterable[Record]:
     yield {"prompt": prompt, **sides, **_only(record, "split"), "session_id": record.get("Session ID")}
 
 
-@_public("left and right", "left, right, winner")
-def _left_right(record: Record, _: BadRows) -> Iterable[Record]:
-    """The winner is left, right, tie or the text of the better one."""
-    sides = {"response_a": record["left"], "response_b": record["right"]}
-    vote = {record["left"]: "a", record["right"]: "b"}.get(record["winner"], record["winner"])
-    others = {name: value for name, value in record.items() if name not in ("left", "right", "winner")}
-    yield {"prompt": "Which is better?", **others, **sides, "vote": vote}
-
-
 # --- judgments: rankings and scores of one person ---------------------------------------------------------------------
 
 
@@ -379,7 +348,7 @@ def _ultrafeedback(record: Record, bad: BadRows) -> Iterable[Record]:
 
 
 def _is_nectar(record: Record) -> bool:
-    answers = _parsed(record["answers"])
+    answers = parsed(record["answers"])
     return isinstance(answers, list) and all(isinstance(one, Mapping) and "rank" in one for one in answers)
 
 
@@ -390,78 +359,78 @@ def _nectar(record: Record, bad: BadRows) -> Iterable[Record]:
     return _ranking(_turns(text_in(record, "prompt"), _HH), scored, bad, **_only(record, "source split"))
 
 
-@_public("PRISM conversations", "conversation_id, user_id, conversation_history")
-def _prism(record: Record, bad: BadRows) -> Iterable[Record]:
+def _is_prism(record: Record) -> bool:
+    return "conversation_history" in record or {"turn", "user_prompt", "model_response", "score"} <= record.keys()
+
+
+@_public("PRISM", "conversation_id, user_id", key=lambda record: record["conversation_id"], holds=_is_prism)
+def _prism(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
     """The scores of a person rank the answers of each turn; the prompt is the conversation up to there."""
-    return _prism_rankings(record, _entries(record, "conversation_history"), bad)
-
-
-def _prism_rankings(record: Record, history: Iterable[Record], bad: BadRows) -> Iterable[Record]:
-    before: list[Message] = []
+    history, before = [], list[Message]()
+    if "conversation_history" in records[0]:
+        history = _entries(records[0], "conversation_history")
+    for one in () if history else sorted(records, key=lambda record: record["turn"]):
+        history.append({"turn": one["turn"], "role": "user", "content": one["user_prompt"]})
+        history.append({**one, "role": "model", "content": one["model_response"]})
     for _, of_turn in groupby(history, key=lambda entry: entry.get("turn")):
         entries = list(of_turn)
-        question = [Message("user", text_in(entry, "content")) for entry in entries if entry.get("role") == "user"]
-        answers = [entry for entry in entries if entry.get("role") != "user"]
+        questions = [text_in(entry, "content") for entry in entries if entry["role"] == "user"]
+        before.append(Message("user", questions[0]))
+        answers = [entry for entry in entries if entry["role"] != "user"]
         scored = [(text_in(answer, "content"), answer.get("score")) for answer in answers]
-        prompt = question[0].content if question and not before else tuple(before + question)
-        yield from _ranking(prompt, scored, bad, **_only(record, "user_id conversation_type split"))
-        chosen = [Message("assistant", text_in(answer, "content")) for answer in answers if answer.get("if_chosen")]
-        before += question + chosen[:1]
-
-
-_UTTERANCES = "conversation_id, user_id, user_prompt, model_response, score"
-
-
-@_public("PRISM utterances", _UTTERANCES, key=lambda record: record["conversation_id"])
-def _prism_utterances(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
-    """The scores of a person rank the answers of each turn; the prompt is the conversation up to there."""
-    history: list[Record] = []
-    for turn, of_turn in groupby(sorted(records, key=lambda record: record.get("turn") or 0), lambda r: r.get("turn")):
-        utterances = list(of_turn)
-        history.append({"turn": turn, "role": "user", "content": utterances[0]["user_prompt"]})
-        history += [{**one, "turn": turn, "role": "model", "content": one["model_response"]} for one in utterances]
-    return _prism_rankings(records[0], history, bad)
+        prompt = before[0].content if len(before) == 1 else tuple(before)
+        yield from _ranking(prompt, scored, bad, **_only(records[0], "user_id conversation_type split"))
+        before += [Message("assistant", text_in(answer, "content")) for answer in answers if answer.get("if_chosen")][
+            :1
+        ]
 
 
 # --- annotation tools -------------------------------------------------------------------------------------------------
 
 
-def _argilla_fields(record: Record) -> dict[str, str]:
-    """Return the texts that people saw, the prompt first."""
-    own = re.compile(r"(id|_server_id|status|external_id)|.*([.]suggestion.*|[.]responses.*|-suggestion.*|-metadata)")
-    given = _parsed(record.get("fields", record))
-    texts = {name: text for name, text in given.items() if isinstance(text, str) and not own.fullmatch(name)}
-    prompt = _prompt_name(list(texts))
-    return {prompt: texts[prompt], **texts}
+_ARGILLA_OWN = re.compile(
+    r"(id|_server_id|status|external_id)|.*([.]suggestion.*|[.]responses.*|-suggestion.*|-metadata)"
+)
+
+
+def _argilla_texts(record: Record) -> tuple[str, dict[str, str]]:
+    """Return the prompt, and the other texts that people saw by their names."""
+    given = parsed(record.get("fields", record))
+    texts = {name: text for name, text in given.items() if isinstance(text, str) and not _ARGILLA_OWN.fullmatch(name)}
+    prompt = _prompt_in(texts)
+    return prompt, {name: text for name, text in texts.items() if text != prompt}
 
 
 def _argilla_answers(record: Record) -> Iterator[tuple[str, Record]]:
     """Yield the question and each submitted answer, as {value, user_id}."""
-    given = _parsed(record.get("responses")) if "fields" in record else None
-    answers: list[tuple[str, Any]] = []
-    if isinstance(given, Mapping):
-        answers = [(question, one) for question, listed in given.items() for one in listed or ()]
-    elif given is not None:
-        values = ((one, _parsed(one.get("values")) or {}) for one in given)
-        answers = [(question, {**one, **value}) for one, by_name in values for question, value in by_name.items()]
-    for name, value in () if "fields" in record else record.items():
-        value = _parsed(value)
-        if name.endswith(".responses") and value is not None:
-            value = {"value": value, "user_id": record.get(f"{name}.users"), "status": record.get(f"{name}.status")}
-            value = {key: _parsed(listed) for key, listed in value.items()}
-        if isinstance(value, Mapping) and isinstance(value.get("value"), list | np.ndarray):  # lists by key
-            columns = {key: listed for key, listed in value.items() if listed is not None}
-            value = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=False)]
-        if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-            answers += [(name.removesuffix(".responses"), one) for one in value]
-    return ((question, one) for question, one in answers if one.get("status") in (None, "submitted") and "value" in one)
+    given: Any = {name: parsed(value) for name, value in record.items()}
+    for name in [name for name in given if name.endswith(".responses")]:  # a column of values, and one of people
+        people, status = given.get(f"{name}.users"), given.get(f"{name}.status")
+        given[name.removesuffix(".responses")] = {"value": given[name], "user_id": people, "status": status}
+    if "fields" in record:
+        given = given["responses"] or {}
+    if isinstance(given, list):  # version 1: the answers of each person
+        answers: list[tuple[str, Record]] = [
+            (name, {**one, **value}) for one in given for name, value in (one.get("values") or {}).items()
+        ]
+    else:
+        answers = [(name, one) for name, listed in given.items() for one in _objects(listed)]
+    return ((name, one) for name, one in answers if one.get("status") in (None, "submitted") and "value" in one)
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects of a list, or of lists by key; anything else holds none."""
+    if isinstance(value, Mapping) and isinstance(value.get("value"), list):
+        columns = {key: listed for key, listed in value.items() if listed is not None}
+        return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=False)]
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def _argilla_ranks(value: Any) -> dict[str, Any] | None:
     """Return the place of each response that a ranking names; None for the answer to another kind of question."""
     if isinstance(value, Mapping) and "rank" in value:
         return dict(zip(value["value"], value["rank"], strict=True))
-    if not isinstance(value, list | tuple | np.ndarray):
+    if not isinstance(value, list):
         return None
     entries = [entry if isinstance(entry, Mapping) else {"value": entry, "rank": i} for i, entry in enumerate(value)]
     return {str(entry["value"]): entry["rank"] for entry in entries}
@@ -478,65 +447,62 @@ def _field_of(name: str, responses: Mapping[str, str]) -> str | None:
     return max(named, key=len) if named else next(iter(responses)) if len(responses) == 1 else None
 
 
-def _argilla_prompt(record: Record) -> str:
-    return next(iter(_argilla_fields(record).values()))
-
-
 def _is_argilla(record: Record) -> bool:
     flat = any(name.endswith((".responses", "-suggestion")) for name in record)
     return flat or {"fields", "responses"} <= record.keys()
 
 
-@_public("Argilla", key=_argilla_prompt, holds=_is_argilla)
+@_public("Argilla", key=lambda record: _argilla_texts(record)[0], holds=_is_argilla)
 def _argilla(records: Sequence[Record], bad: BadRows) -> Iterable[Record]:
     """A ranking, or the mean of a person's ratings, ranks the text fields; one of them is the prompt, by its name or
     because it is the first.
     """
     ratings: dict[Any, dict[str, list[float]]] = {}
     for position, record in enumerate(records):
-        prompt, *names = _argilla_fields(record)
-        responses = {name: _argilla_fields(record)[name] for name in names}
+        prompt, responses = _argilla_texts(record)
         for question, answer in _argilla_answers(record):
-            who, ranks = answer.get("user_id"), _argilla_ranks(_parsed(answer["value"]))
+            who, ranks = answer.get("user_id"), _argilla_ranks(parsed(answer["value"]))
             if ranks is not None:
                 fields = {field: -rank for name, rank in ranks.items() if (field := _field_of(name, responses))}
-                scored = [(responses[field], score) for field, score in fields.items()]
-                yield from _ranking(_argilla_fields(record)[prompt], scored, bad, user_id=who)
+                yield from _ranking(
+                    prompt, [(responses[name], score) for name, score in fields.items()], bad, user_id=who
+                )
             elif isinstance(answer["value"], int | float) and (field := _field_of(question, responses)):
                 of_person = ratings.setdefault((who, position if who is None else None), {})
                 of_person.setdefault(responses[field], []).append(answer["value"])
     for (who, _), by_text in ratings.items():
-        scored = [(text, float(np.mean(values))) for text, values in by_text.items()]
-        yield from _ranking(next(iter(_argilla_fields(records[0]).values())), scored, bad, user_id=who)
+        yield from _ranking(
+            prompt, [(text, float(np.mean(given))) for text, given in by_text.items()], bad, user_id=who
+        )
 
 
 @_public("Label Studio", "data, annotations")
 def _label_studio(record: Record, bad: BadRows) -> Iterable[Record]:
     """Left and right are the two texts of a task beside its prompt, in their order; a ranked list is best first."""
-    data = _parsed(record["data"])
+    data = parsed(record["data"])
     texts = {name: text for name, text in data.items() if isinstance(text, str)}
-    prompt = _prompt_name(list(texts))
+    items = [item for listed in data.values() if isinstance(listed, list) for item in listed if "id" in item]
+    by_id = {str(item["id"]): list(_only(item, "title html text body").values())[-1] for item in items}
     for annotation in _entries(record, "annotations"):
         who = annotation.get("completed_by")
         person = {"annotator_id": who.get("id") if isinstance(who, Mapping) else who}
         for result in [] if annotation.get("was_cancelled") else _entries(annotation, "result"):
             value = result.get("value") or {}
             if "selected" in value:
-                names = guess_columns(["response_a", "response_b"], texts)
-                sides = list(names.values()) or [name for name in texts if name != prompt]
-                if len(sides) != 2:
-                    raise invalid("wrong type", f"the task has {len(sides)} texts beside its prompt, not two")
-                pair = {"response_a": texts[sides[0]], "response_b": texts[sides[1]]}
-                yield {"prompt": texts[prompt], **pair, "vote": value["selected"], **person}
+                named = guess_columns(["response_a", "response_b"], texts).values()
+                others = {name: texts[name] for name in texts if name not in (named or list(texts)[-2:])}
+                if len(texts) < 2 or (len(others) > 1 and not named):
+                    raise invalid("wrong type", f"the task has {len(texts)} texts; two texts and a prompt are known")
+                sides = [texts[name] for name in texts if name not in others]
+                pair = {"response_a": sides[0], "response_b": sides[1]}
+                yield {"prompt": _prompt_in(others), **pair, "vote": value["selected"], **person}
             elif "ranker" in value:
                 lists = value["ranker"] if isinstance(value["ranker"], Mapping) else {"": value["ranker"]}
                 ranked = [ids for name, ids in lists.items() if name != "_"]
                 if len(ranked) != 1:
                     raise invalid("invalid ranking", f"there are {len(ranked)} ranked lists, not one")
-                items = [item for listed in data.values() if isinstance(listed, list) for item in listed]
-                by_id = {str(item["id"]): _only(item, "title html text body") for item in items if "id" in item}
-                scored = [(list(by_id[str(one)].values())[-1], -place) for place, one in enumerate(ranked[0])]
-                yield from _ranking(texts[prompt], scored, bad, **person)
+                scored = [(by_id[str(one)], -place) for place, one in enumerate(ranked[0])]
+                yield from _ranking(_prompt_in(texts), scored, bad, **person)
 
 
 _POLIS_COLUMNS = ("participant", "xid", "group-id", "n-comments", "n-votes", "n-agree", "n-disagree", "prompt")

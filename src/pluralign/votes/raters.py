@@ -3,8 +3,6 @@
 Ids become integers while the file is read. The ids themselves are never kept, saved or printed.
 """
 
-import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,9 +102,8 @@ def load_rater_votes(
         raise DataError(problem, file=bad.file, row=1, remedy=ONE_ROW_PER_VOTE)
     comparisons = Comparisons(bad)
     layout.read(_numbered_raters(records, column, bad), comparisons)
-    preferences, pair, annotators, chose_a = comparisons.finish_single(
-        options, min_votes=layout.min_votes, drop_few=layout.drop_few
-    )
+    few = layout.min_votes, layout.drop_few
+    preferences, pair, annotators, chose_a = comparisons.finish_single(options, *few)
     split = preferences.without_official_split() if options.split == "prompts" else preferences
     known = np.array([annotator is not None for annotator in annotators], dtype=bool)
     if not known.any():
@@ -121,31 +118,24 @@ def _numbered_raters(
     records: Iterator[tuple[int, Record]], column: str, bad: BadRows
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records with the rater as an integer in ``annotator`` instead of its own column."""
-    numbers: dict[bytes, int] = {}
-    known: set[str] = set()
-    found = False
+    numbers: dict[str, int] = {}
+    known: dict[str, None] = {}
     for row, record in records:
+        known |= dict.fromkeys(record)
         rest = {name: value for name, value in record.items() if name != column and not is_person_column(name)}
-        if not found and column not in record:
-            known.update(record)
-        found = found or column in record
+        value = record.get(column)
         with bad.row(row):
-            digest = _digest(record.get(column), column)
-            rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
+            if value is None or value != value or value == "":
+                rest["annotator"] = None
+            elif isinstance(value, str | int | float | np.number):
+                rest["annotator"] = numbers.setdefault(person_key(value), len(numbers))
+            else:
+                problem = f"{column} must be a text or a number, not a {type(value).__name__}"
+                raise RowError("wrong type", problem, "give one id per vote")
             yield row, rest
-    if known and not found:
+    if known and column not in known:
         remedy = f"name the column with the rater's id; {did_you_mean(column, sorted(known))}"
         raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip("."))
-
-
-def _digest(value: Any, column: str) -> bytes | None:
-    """Return a hash of an id, or None for a missing one (null, NaN or empty)."""
-    if value is None or (isinstance(value, float) and math.isnan(value)) or value == "":
-        return None
-    if not isinstance(value, str | int | float | np.number):
-        problem = f"{column} must be a text or a number, not a {type(value).__name__}"
-        raise RowError("wrong type", problem, "give one id per vote")
-    return hashlib.blake2b(person_key(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:

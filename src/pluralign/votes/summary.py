@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.text import counted
 from pluralign.theory import calibration
 from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
@@ -92,19 +93,27 @@ class Inspection:
     def __repr__(self) -> str:
         """Return the main figures as a table."""
         low, high = self.votes_per_pair_range
+
+        def with_corrected(value: float, corrected: float) -> str:
+            return f"{value:.4f}" + ("" if np.isnan(corrected) else f"  corrected {corrected:.4f}")
+
         rows = {
             "votes per pair": f"{self.votes_per_pair:.2f} ({low} to {high})",
             "majority share": f"{self.majority_share:.3f}",
-            "floor": f"{self.floor:.4f}  corrected {self.floor_corrected:.4f}",
-            "constant 1/2": f"{self.constant_half:.4f}  corrected {self.constant_half_corrected:.4f}",
-            "noise": f"{self.noise:.4f}",
-            "judgments": f"{self.judgments.n:,} on {self.judgments.prompts:,} prompts" if self.judgments else "",
+            "floor": with_corrected(self.floor, self.floor_corrected),
+            "constant 1/2": with_corrected(self.constant_half, self.constant_half_corrected),
+            "noise": "" if np.isnan(self.noise) else f"{self.noise:.4f}",
+            "judgments": f"{self.judgments.n:,} on {counted(self.judgments.prompts, 'prompt')}"
+            if self.judgments
+            else "",
             "official split": ", ".join(f"{name} {count:,}" for name, count in self.splits.items()),
             "dropped": ", ".join(f"{count:,} {kind}" for kind, count in self.dropped.items()),
         }
-        size = f"{self.pairs:,} pairs, {self.prompts:,} prompts, {self.responses:,} responses, {self.votes:,} votes"
-        lines = [f"  {name:<16}{text}" for name, text in rows.items() if text]
-        return "\n".join([f"{self.name or 'votes'}: {size}", *lines])
+        sizes = {"pair": self.pairs, "prompt": self.prompts, "response": self.responses, "vote": self.votes}
+        size = ", ".join(counted(count, noun) for noun, count in sizes.items())
+        return "\n".join(
+            [f"{self.name or 'votes'}: {size}", *(f"  {name:<16}{text}" for name, text in rows.items() if text)]
+        )
 
 
 def inspect(votes: VotesLike) -> Inspection:

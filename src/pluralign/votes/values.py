@@ -1,5 +1,6 @@
 """Values of records: counts, numbers, prompts and responses. A value that cannot be used raises ``RowError``."""
 
+import ast
 import json
 import math
 import re
@@ -119,16 +120,22 @@ def read_prompt(value: Any) -> PromptLike:
 def read_messages(value: Any, name: str) -> tuple[Message, ...]:
     """Return the messages of a chat, a list of ``{"role": …, "content": …}`` or of ``Message``."""
     try:
-        turns = tuple(turn if isinstance(turn, Message) else Message(turn["role"], turn["content"]) for turn in value)
+        turns = tuple(turn if isinstance(turn, Message) else Message(turn["role"], _content(turn)) for turn in value)
         if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
             for turn in turns:
                 checked_text(turn.role, f"a role of {name}")
                 checked_text(turn.content, name)
             return turns
-    except (TypeError, KeyError, IndexError):
+    except (TypeError, KeyError, IndexError, AttributeError):
         pass
     problem = f"{name} must be text or a list of role/content messages, not {shown(value)}"
     raise RowError("wrong type", problem, 'write it as "…" or [{"role": "user", "content": "…"}]')
+
+
+def _content(turn: Mapping[str, Any]) -> Any:
+    """Return the text of a message. It may be a list of parts, of which the texts are read."""
+    content = turn["content"]
+    return "\n".join(part.get("text") or "" for part in content) if isinstance(content, list) else content
 
 
 def split_dialogues(a: Sequence[Message], b: Sequence[Message]) -> tuple[tuple[Message, ...], str, str]:
@@ -163,8 +170,6 @@ def read_list(value: Any, name: str) -> list[Any]:
     """Return a list, tuple or array as a list."""
     if value is None:
         raise missing(name)
-    if isinstance(value, np.ndarray):
-        return list(value)
     if not isinstance(value, list | tuple):
         raise RowError("wrong type", f"{name} must be a list, not {shown(value)}", "write it as a list")
     return list(value)
@@ -177,6 +182,32 @@ def shown(value: Any) -> str:
     except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
         return f"a very long {type(value).__name__}"
     return f"{type(value).__name__} {shortened(text, SHOWN_LENGTH)}"
+
+
+def without_arrays(value: Any) -> Any:
+    """Return a value with lists instead of numpy arrays, also inside it."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [without_arrays(one) for one in value]
+    return {name: without_arrays(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def parsed(value: Any) -> Any:
+    """Return a number, a list or an object, also if it is a text, as in CSV files: JSON or Python source.
+
+    Example:
+        >>> parsed("[{'role': 'user'}]"), parsed('[null]'), parsed("[1")
+        ([{'role': 'user'}], [None], '[1')
+    """
+    if not isinstance(value, str) or not re.match(r"[\[{]|-?[0-9.]+$", value):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return value
 
 
 TEXT_COLUMNS = ("prompt", "response_a", "response_b", "response", "chosen", "rejected")
@@ -198,9 +229,4 @@ def parse_cell(name: str, text: str) -> Any:
             return int(digits)
         return float(digits) if _DECIMAL.fullmatch(digits) else text
     is_list = name in ("responses", "rankings", "ranking", "scores")
-    if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-    return text
+    return parsed(text) if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")) else text

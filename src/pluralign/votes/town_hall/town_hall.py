@@ -26,51 +26,15 @@ from pluralign.votes.town_hall import writing
 
 # --- The people: the features of a response, and the tastes of six camps over them.
 
-# Values of the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
-_POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise is a quarter of the way to "for"
-_STRENGTH = np.array([1.0, 0.875, 0.75])  # by hedging: a hedged position is weaker
-_LENGTH = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
-_WARMTH = np.array([1.0, 0.0, 0.0, -1.0])
-_FORMALITY = np.array([-0.5, 0.0, 1.0, -0.5])
-_HEDGING = np.array([-1.0, 0.0, 1.0])
+_PEOPLE = writing.read_toml("people.toml")
 
 TASTE_GRID = 2.0**-38
 """Tastes are multiples of this and features of 2^-7, so a reward below 2^8 is exact in 53 bits for every order of
 summation. p* and ``annotator_votes`` agree to the last vote and depend neither on block sizes nor on the BLAS."""
 
-CAMP_SHARES = {
-    "gardeners": 0.24,
-    "ratepayers": 0.20,
-    "keepers of custom": 0.18,
-    "bridge builders": 0.15,
-    "planners": 0.13,
-    "free spirits": 0.10,
-}
-# For each feature: its mean taste in each camp, in the order above, and the standard deviation within a camp.
-# Positions divide people far more than manner does, and have larger weights. A single reward cannot express this: the
-# manner that decides between two answers of the same stance makes almost nobody prefer the other stance.
-# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on true features .016,
-# the six camp means voting with their shares .006, eight random annotators .022.
-TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
-    "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
-    "change": ((1.1, -0.4, -4.15, 0.1, 3.1, 1.35), 0.9),
-    "environment": ((4.0, -1.25, 0.75, 0.5, 1.25, 0.5), 0.9),
-    "rules": ((1.25, -0.25, 1.5, 0.25, 2.75, -4.25), 0.9),
-    "compromise": ((0.0, 0.0, 0.0, 3.75, 0.0, 0.0), 0.9),
-    "undecided": ((-0.85, -0.85, -0.85, -0.35, -0.85, -0.85), 0.2),
-    "length": ((0.8, -0.1, 0.65, 0.65, 1.0, -0.1), 0.12),
-    "warmth": ((0.2, 0.05, 0.15, 0.3, 0.1, 0.1), 0.12),
-    "formality": ((0.0, 0.0, 0.5, 0.0, 0.35, -0.35), 0.08),
-    "hedging": ((-0.05, -0.05, -0.05, 0.0, -0.05, -0.1), 0.03),
-    "list": ((0.1, 0.6, -0.6, 0.25, 0.95, 0.25), 0.12),
-    "numbered": ((0.0, 0.05, 0.0, 0.0, 0.25, 0.0), 0.05),
-    "figures": ((0.85, 1.1, 0.6, 0.85, 1.3, 0.85), 0.1),
-    "story": ((1.2, 0.6, 1.2, 0.85, 0.5, 0.85), 0.1),
-    "fairness": ((0.7, 0.7, 0.7, 1.2, 0.7, 0.7), 0.1),
-    "cost": ((0.6, 1.3, 0.85, 0.85, 0.85, 0.85), 0.1),
-    "call_to_action": ((-0.35, -0.85, -0.85, -0.85, -0.85, -1.1), 0.1),
-    "question_back": ((0.7, 0.5, 0.7, 1.2, 0.7, 0.7), 0.1),
-}
+CAMP_SHARES: dict[str, float] = _PEOPLE["camps"]
+TASTES: dict[str, tuple[list[float], float]] = _PEOPLE["tastes"]
+"""For each feature its mean in each camp, and the standard deviation within a camp."""
 FEATURES = tuple(TASTES)
 CAMPS = tuple(CAMP_SHARES)
 
@@ -102,10 +66,12 @@ def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
     """Return the features of attribute levels, ``(n_items, n_features)`` in the order of ``FEATURES``, in [-1, 1]."""
     levels = writing.Attributes(*attributes.T)
     loadings = np.array([topic.loadings for topic in writing.load_issues()])
-    position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
+    values = {name: np.array(given) for name, given in _PEOPLE["levels"].items()}
+    position = values["position"][levels.stance] * values["strength"][levels.hedging]
     is_stance = [levels.stance == writing.STANCES.index(name) for name in ("compromise", "undecided")]
     is_support = [levels.support == writing.SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
-    style = [_LENGTH[levels.length], _WARMTH[levels.tone], _FORMALITY[levels.tone], _HEDGING[levels.hedging]]
+    by_attribute = {"length": levels.length, "warmth": levels.tone, "formality": levels.tone, "hedging": levels.hedging}
+    style = [values[name][level] for name, level in by_attribute.items()]
     is_list = [levels.structure != writing.PROSE, levels.structure == writing.NUMBERED]
     manner = [*is_stance, *style, *is_list, *is_support, levels.call, levels.question]
     return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
@@ -125,17 +91,8 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 # --- Prompts, pairs and votes.
 
-# Probability of each level of an attribute, in the order of ``Attributes``.
-LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
-    (0.3, 0.3, 0.22, 0.18),  # stance: for, against, compromise, undecided
-    (0.14, 0.2, 0.22, 0.22, 0.22),  # length
-    (0.25, 0.25, 0.25, 0.25),  # tone: warm, plain, formal, blunt
-    (1 / 3, 1 / 3, 1 / 3),  # hedging: firm, even, hedged
-    (0.5, 0.25, 0.25),  # structure: prose, bullets, numbered
-    (0.2, 0.2, 0.2, 0.2, 0.2),  # support: none, figures, story, fairness, cost
-    (0.6, 0.4),  # call to action
-    (0.6, 0.4),  # question back
-)
+LEVEL_SHARES: list[list[float]] = list(_PEOPLE["level_shares"].values())
+"""Probability of each level of an attribute, in the order of ``Attributes``."""
 # Answers to one question lean for or against, as samples of one writer do, so many pairs share a stance and differ in
 # manner. This share of the answers follows the leaning; the rest are drawn from LEVEL_SHARES.
 LEANING_SHARE = 0.4
@@ -143,7 +100,6 @@ LEANING_SHARE = 0.4
 DEFAULT_PAIRS = 2000
 DEFAULT_RANKED_PAIRS = 2500  # of 250 prompts, as many as above
 DEFAULT_PAIRS_PER_PROMPT = 8
-MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
 
 
@@ -171,12 +127,7 @@ class TownHall:
 
     def annotator_rewards(self, annotators: npt.ArrayLike) -> FloatArray:
         """Return the true rewards of the given annotators for every response, ``(n_items, n_chosen)``."""
-        chosen = np.atleast_1d(np.asarray(annotators))
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
-            raise UsageError("annotators must be one index or a list of indices.")
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self.tastes):
-            raise UsageError(f"annotators must be between 0 and {len(self.tastes) - 1}, not {chosen.tolist()}.")
-        return np.asarray(self.features @ self.tastes[chosen].T)
+        return np.asarray(self.features @ self.tastes[np.atleast_1d(annotators)].T)
 
     def annotator_votes(self, annotators: npt.ArrayLike) -> FloatArray:
         """Return the votes of the given annotators on every pair: 1 if they prefer a, else 0, ``(n_pairs, n_chosen)``.
@@ -203,10 +154,9 @@ class TownHall:
             >>> town_hall(40).camp_rewards().shape[1]
             6
         """
-        people = np.bincount(self.camps, minlength=len(self.camp_names))
-        sums = np.zeros((len(self.camp_names), self.tastes.shape[1]))
-        np.add.at(sums, self.camps, self.tastes)
-        means = np.where(people[:, None] > 0, sums / np.maximum(people, 1)[:, None], np.nan)
+        member_of = self.camps == np.arange(len(self.camp_names))[:, None]
+        with np.errstate(invalid="ignore"):  # a camp without people
+            means = member_of @ self.tastes / member_of.sum(axis=1, keepdims=True)
         return np.asarray(self.features @ means.T)
 
 
@@ -241,34 +191,32 @@ def town_hall(
         >>> len(hall.preferences), hall.preferences.n_votes[0], hall.tastes.shape
         (80, np.int64(5), (1000, 18))
     """
-    low, high = _range("votes_per_pair", votes_per_pair)
-    check_at_least("n_pairs", n_pairs, 1)
-    check_at_least("n_annotators", n_annotators, 1)
+    low, high = votes_per_pair if isinstance(votes_per_pair, tuple) else (votes_per_pair, votes_per_pair)
     usual = 5 if rankings else 6
-    if n_responses_per_prompt is None:
-        n_responses_per_prompt = usual
-    check_at_least("n_responses_per_prompt", n_responses_per_prompt, 2)
-    if n_responses_per_prompt > MAX_RESPONSES_PER_PROMPT:
-        most = f"at most {MAX_RESPONSES_PER_PROMPT}"
-        raise UsageError(f"n_responses_per_prompt must be {most}, not {n_responses_per_prompt}.")
-    all_pairs = math.comb(n_responses_per_prompt, 2)
-    if pairs_per_prompt is None:
-        pairs_per_prompt = all_pairs if rankings else min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
-    check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
-    if pairs_per_prompt > all_pairs:
-        most = f"{all_pairs}, the pairs among {n_responses_per_prompt} responses"
-        raise UsageError(
-            f"pairs_per_prompt must be at most {most}, not {pairs_per_prompt}: use more responses per prompt."
-        )
+    n_responses = usual if n_responses_per_prompt is None else n_responses_per_prompt
+    all_pairs = n_responses * (n_responses - 1) // 2
+    usual_pairs = all_pairs if rankings else min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
+    per_prompt = usual_pairs if pairs_per_prompt is None else pairs_per_prompt
+    for name, value, least in (
+        ("n_pairs", n_pairs, 1),
+        ("n_annotators", n_annotators, 1),
+        ("n_responses_per_prompt", n_responses, 2),
+        ("pairs_per_prompt", per_prompt, 1),
+        ("votes_per_pair", low, 1),
+        ("the upper end of votes_per_pair", high, low),
+    ):
+        check_at_least(name, value, least)
+    if per_prompt > all_pairs:
+        most = f"{all_pairs}, the pairs among {n_responses} responses"
+        raise UsageError(f"pairs_per_prompt must be at most {most}, not {per_prompt}: use more responses per prompt.")
     camps, tastes = draw_population(n_annotators)
-    n_prompts = -(-n_pairs // pairs_per_prompt)
+    n_prompts = -(-n_pairs // per_prompt)
     topics = _draw_topics(n_prompts, town_stream(seed, Stream.TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, town_stream(seed, Stream.ATTRIBUTES))
-    pairs_random = town_stream(seed, Stream.PAIRS)
-    prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, pairs_random)
+    attributes = _draw_attributes(n_prompts, n_responses, town_stream(seed, Stream.ATTRIBUTES))
+    prompt_index, items = _draw_pairs(n_pairs, n_prompts, n_responses, per_prompt, town_stream(seed, Stream.PAIRS))
     used, number = by_first_appearance(items.ravel())
     items = number.reshape(items.shape).astype(np.int64)
-    topic_of_item = used // n_responses_per_prompt
+    topic_of_item = used // n_responses
     attributes = attributes.reshape(-1, attributes.shape[-1])[used]
     features = features_of(topics[topic_of_item, 0], attributes)
     prob = _share_preferring_first(features, items, tastes)
@@ -292,8 +240,7 @@ def town_hall(
     texts, votes = (prompts, responses, prompt_index, items[:, 0], items[:, 1]), (votes_a, n_votes - votes_a)
     name = "demo-rankings" if rankings else "demo"
     preferences = PreferenceSet.from_indices(*texts, *votes, name=name, judgments=judgments)
-    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt)
-    if given == (0, 5, 1000, usual, all_pairs if rankings else DEFAULT_PAIRS_PER_PROMPT):
+    if (seed, votes_per_pair, n_annotators, n_responses, per_prompt) == (0, 5, 1000, usual, usual_pairs):
         preferences = replace(preferences, loaded=Loaded(f"{name}:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps, people)
 
@@ -400,13 +347,3 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
             else:
                 raise RuntimeError(f"no other wording is left for {text!r}")
     return list(texts)
-
-
-def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """Return a checked range; a number n is the range (n, n)."""
-    if isinstance(value, tuple) and len(value) != 2:
-        raise UsageError(f"{name} must be a number or a (low, high) pair, not {value!r}.")
-    low, high = value if isinstance(value, tuple) else (value, value)
-    check_at_least(name, low, 1)
-    check_at_least(f"the upper end of {name}", high, low)
-    return low, high

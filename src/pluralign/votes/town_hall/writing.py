@@ -57,7 +57,7 @@ def load_issues() -> tuple[Issue, ...]:
         >>> load_issues()[0].thing
         'the bus lane on {place}'
     """
-    return tuple(Issue(**row) for row in _read("issues.toml")["issue"])
+    return tuple(Issue(**row) for row in read_toml("issues.toml")["issue"])
 
 
 @functools.cache
@@ -68,10 +68,11 @@ def load_words() -> Words:
         >>> load_words().towns[0]
         'Alderbridge'
     """
-    return Words(**_read("words.toml"))
+    return Words(**read_toml("words.toml"))
 
 
-def _read(name: str) -> dict[str, Any]:
+def read_toml(name: str) -> dict[str, Any]:
+    """Return a TOML file of this folder."""
     return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
