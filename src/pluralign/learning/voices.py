@@ -67,11 +67,6 @@ class _Shape:
     texts: IntArray
     """Best first, ``(n_responses, n)``."""
 
-    def blocks(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield some rankings and their texts at a time."""
-        for start in range(0, len(self.rankings), BLOCK):
-            yield self.rankings[start : start + BLOCK], self.texts[:, start : start + BLOCK]
-
     def log_likelihood(self, rate: Array, log_rate: Array) -> tuple[Array, list[Array], list[Array]]:
         """Return log PL of rankings, with what its gradient needs.
 
@@ -100,17 +95,15 @@ class _Shape:
             lower = lower + own.sum(axis=0)
         return total, totals, ties
 
-    def gradient(self, rate: Array, weight: Array, totals: list[Array], ties: list[Array]) -> Iterator[Array]:
+    def gradient(self, terms: tuple[Array, list[Array], list[Array]], weight: Array) -> Iterator[Array]:
         """Yield ∂ Σ w log PL / ∂ r of each response, best first.
 
         Args:
-            rate: as for ``log_likelihood``.
+            terms: rates as for ``log_likelihood``, and the last two results of it.
             weight: w, ``(…)``.
-            totals: of ``log_likelihood``.
-            ties: of ``log_likelihood``.
         """
         pull, position = np.zeros_like(weight), 0  # pull: Σ over the places above of weight / rate that was available
-        totals, ties = list(totals), list(ties)
+        rate, totals, ties = terms[0], list(terms[1]), list(terms[2])
         for size in self.ties[:-1]:
             available = totals.pop()
             if size == 1:
@@ -222,9 +215,18 @@ class RankedTexts:
         return group
 
     @cached_property
+    def blocks(self) -> list[tuple[_Shape, IntArray, IntArray]]:
+        """Some rankings of one shape and their texts at a time."""
+        return [
+            (shape, shape.rankings[start : start + BLOCK], shape.texts[:, start : start + BLOCK])
+            for shape in self.shapes
+            for start in range(0, len(shape.rankings), BLOCK)
+        ]
+
+    @cached_property
     def scatter(self) -> sparse.csr_matrix:
         """Sums values of the entries of all blocks by text, ``(n_texts, n_entries)``."""
-        text = [texts.ravel() for shape in self.shapes for _, texts in shape.blocks()]
+        text = [texts.ravel() for _, _, texts in self.blocks]
         column = np.concatenate(text) if text else np.empty(0, dtype=np.int64)
         ones = np.ones(len(column), dtype=np.float32)
         return sparse.csr_matrix((ones, (column, np.arange(len(column)))), shape=(len(self.inputs), len(column)))
@@ -298,16 +300,26 @@ class Voices:
         """Return log P of each group, ``(n_groups,)``."""
         if self.deviation:
             return _Deviations.of(self, texts).by_group()
-        return self.given(texts, np.zeros((len(texts.inputs), 1)))[1]
+        return self.given(texts).by_group
 
     def given(
-        self, texts: RankedTexts, deviations: FloatArray, log_draws: FloatArray | None = None
-    ) -> tuple["_Hypotheses", FloatArray, FloatArray]:
-        """Return hypotheses with given deviations ``(n_texts, n_draws)``, log P of groups and posteriors of persons."""
-        x = texts.inputs
-        hypotheses = _Hypotheses.of(texts, x @ self.theta.astype(x.dtype), deviations.astype(x.dtype), self.factors)
-        shares = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares))
-        return hypotheses, *hypotheses.posterior(next(shares), next(shares), log_draws)
+        self, texts: RankedTexts, deviations: FloatArray | None = None, log_draws: FloatArray | None = None
+    ) -> "_Hypotheses":
+        """Return what the rankings say of members and people.
+
+        Args:
+            texts: the rankings.
+            deviations: of each text, ``(n_texts,)``, or several draws of them, ``(n_texts, n_draws)``. None: 0.
+            log_draws: log weight of each draw for each group, ``(n_draws, n_groups)``.
+        """
+        x, draws = texts.inputs, None
+        members = x @ self.theta.astype(x.dtype)
+        if log_draws is None and deviations is not None:
+            members += deviations.astype(x.dtype)[:, None]
+        elif deviations is not None:
+            draws = deviations.astype(x.dtype)
+        log_shares = [np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares)]
+        return _Hypotheses(texts, members, self.factors, log_shares, draws, log_draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,9 +344,9 @@ class _Deviations:
         there[prompt, place] = precision
 
         def slope(u: FloatArray) -> tuple[float, FloatArray]:
-            hypotheses, total, posterior = voices.given(texts, u[:, None])
-            gradient = np.asarray(hypotheses.gradient(posterior).sum(axis=1), dtype=np.float64)
-            return float(total.sum()) - 0.5 * precision * float(u @ u), gradient - precision * u
+            found = voices.given(texts, u)
+            gradient = np.asarray(found.gradient(found.posterior).sum(axis=1), dtype=np.float64)
+            return float(found.by_group.sum()) - 0.5 * precision * float(u @ u), gradient - precision * u
 
         def loss(u: FloatArray) -> tuple[float, FloatArray]:
             value, gradient = slope(u)
@@ -367,81 +379,80 @@ class _Deviations:
         log_draws = _sum_by(texts.group_of_text.astype(np.int32), log_density.T, len(texts.prompt_of_group)) - np.log(
             DRAWS
         )
-        by_group: FloatArray = self.voices.given(texts, u, log_draws)[1]
-        return by_group
+        return self.voices.given(texts, u, log_draws).by_group
 
 
-@dataclass(frozen=True, eq=False)
 class _Hypotheses:
     """Every member, draw of deviations and decisiveness, with what the rankings say of each.
 
     Rankings and texts are the last axis of all arrays here, because numpy sums over the other axes faster.
+
+    Args:
+        texts: the rankings.
+        members: rewards of the members for the texts, ``(n_texts, k)``.
+        factors: values of T, ``(n_T,)``.
+        log_shares: log π and log κ, ``(k,)`` and ``(n_T,)``.
+        deviations: draws of deviations of the texts, ``(n_texts, n_draws)``. None: there are none.
+        log_draws: log weight of each draw for each group, ``(n_draws, n_groups)``. None for one draw.
     """
 
-    texts: RankedTexts
-    factors: FloatArray
-    """Values of T, ``(n_T,)``."""
-    rates: list[tuple[Array, Array, Array, Array]]
-    """For every T: log rates and rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
-
-    @classmethod
-    def of(cls, texts: RankedTexts, members: Array, deviations: Array, factors: FloatArray) -> "_Hypotheses":
-        """Return the hypotheses from rewards of texts, ``(n_texts, k)``, and deviations, ``(n_texts, n_draws)``."""
-        logs = [
-            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, deviations)]
-            for factor in factors
+    def __init__(
+        self,
+        texts: RankedTexts,
+        members: Array,
+        factors: FloatArray,
+        log_shares: Sequence[FloatArray],
+        deviations: Array | None = None,
+        log_draws: FloatArray | None = None,
+    ) -> None:
+        self.texts, self.factors, parts = texts, factors, [one for one in (members, deviations) if one is not None]
+        self.logs = [
+            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in parts] for factor in factors
         ]
-        return cls(texts, factors, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
-
-    def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
-        """Return the arguments of ``shape.log_likelihood`` for some rankings and one T, ``(…, k, n_common, n)``."""
-        own, own_rate, shared, shared_rate = self.rates[factor]
-        rate = np.empty((len(texts), len(own), len(shared), texts.shape[1]), dtype=own.dtype)
-        for position, of_place in enumerate(texts):
-            np.multiply(own_rate[:, None, of_place], shared_rate[None, :, of_place], out=rate[position])
-        alone = texts[shape.alone]
-        return rate, own[:, alone].sum(axis=1)[:, None] + shared[:, alone].sum(axis=1)[None]
-
-    def posterior(
-        self, log_shares: FloatArray, log_factors: FloatArray, log_draws: FloatArray | None = None
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return log P of each group, and the posterior of each person, ``(k, n_draws, n_T, n)``.
-
-        Args:
-            log_shares: log π, ``(k,)``.
-            log_factors: log κ, ``(n_T,)``.
-            log_draws: log weight of each draw of deviations for each group, ``(n_draws, n_groups)``. None for one draw.
-        """
-        texts, n_draws = self.texts, len(self.rates[0][2])
-        likelihood = np.zeros((len(log_shares), n_draws, len(log_factors), len(texts)))
-        for factor in range(len(log_factors)):
-            for shape in texts.shapes:
-                for rankings, of_block in shape.blocks():
-                    found = shape.log_likelihood(*self._block(shape, of_block, factor))[0]
-                    likelihood[:, :, factor, rankings] = found
+        """For every T: log rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
+        self.rates = [[np.exp(one) for one in of_factor] for of_factor in self.logs]
+        self.terms = list[tuple[Array, list[Array], list[Array]]]()
+        """Of each T and block: what its gradient needs. Only without draws of deviations."""
+        n_draws = 1 if deviations is None else deviations.shape[1]
+        likelihood = np.zeros((members.shape[1], n_draws, len(factors), len(texts)))
+        for factor in range(len(factors)):
+            for shape, rankings, of_block in texts.blocks:
+                rate, log_rate = self._block(of_block, shape.alone, factor)
+                likelihood[:, :, factor, rankings], *terms = shape.log_likelihood(rate, log_rate)
+                if deviations is None:
+                    self.terms.append((rate, *terms))
         joint = _sum_by(texts.person, likelihood, len(texts.group))
-        joint += (log_shares[:, None, None] + log_factors)[..., None]
-        of_person = _log_sum(joint, (0, 2))
-        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) + (
-            0.0 if log_draws is None else log_draws
-        )
-        total = _log_sum(of_groups, (0,))
-        joint += ((of_groups - total)[:, texts.group] - of_person)[None, :, None]
-        return total, np.exp(joint, out=joint)
+        joint += (log_shares[0][:, None, None] + log_shares[1])[..., None]
+        self.of_person, self.joint = _log_sum(joint, (0, 2))
+        """log P of each person for each draw, ``(n_draws, n)``; and P(j, T | draw), ``(k, n_draws, n_T, n)``."""
+        of_groups = _sum_by(texts.group, self.of_person, len(texts.prompt_of_group))
+        self.by_group, self.of_draws = _log_sum(of_groups if log_draws is None else of_groups + log_draws, (0,))
+        """log P of each group, ``(n_groups,)``; and the posterior of its draws, ``(n_draws, n_groups)``."""
+
+    def _block(self, texts: IntArray, alone: list[int], factor: int) -> tuple[Array, Array]:
+        """Return the arguments of ``_Shape.log_likelihood`` for some rankings and one T, ``(…, k, n_draws, n)``."""
+        (rates, *draws), logs = self.rates[factor], self.logs[factor]
+        rate, log_rate = rates[:, texts].swapaxes(0, 1)[:, :, None], logs[0][:, texts[alone]].sum(axis=1)[:, None]
+        if draws:
+            rate = rate * draws[0][:, texts].swapaxes(0, 1)[:, None]
+            log_rate = log_rate + logs[1][:, texts[alone]].sum(axis=1)
+        return rate, log_rate
+
+    @property
+    def posterior(self) -> FloatArray:
+        """Posterior of each person, ``(k, n_draws, n_T, n)``."""
+        return np.asarray(self.joint * self.of_draws[:, self.texts.group][None, :, None])
 
     def gradient(self, posterior: FloatArray) -> Array:
-        """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``."""
-        texts, k = self.texts, len(posterior)
-        entries = np.zeros((k, texts.scatter.shape[1]), dtype=np.float32)
+        """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``. Without draws."""
+        texts, terms = self.texts, iter(self.terms)
+        entries = np.zeros((len(posterior), texts.scatter.shape[1]), dtype=np.float32)
         for factor, divisor in enumerate(self.factors):
             of_persons, row = np.asarray(posterior[:, :, factor] / divisor, dtype=np.float32), 0
-            for shape in texts.shapes:
-                for rankings, of_block in shape.blocks():
-                    rate, log_rate = self._block(shape, of_block, factor)
-                    found = shape.log_likelihood(rate, log_rate)[1:]
-                    for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
-                        entries[:, row : row + len(rankings)] += slope.sum(axis=1)
-                        row += len(rankings)
+            for shape, rankings, _ in texts.blocks:
+                for slope in shape.gradient(next(terms), of_persons[..., texts.person[rankings]]):
+                    entries[:, row : row + len(rankings)] += slope[:, 0]
+                    row += len(rankings)
         return np.asarray(texts.scatter @ entries.T)
 
 
@@ -453,11 +464,13 @@ def _sum_by(owner: IndexArray, values: FloatArray, n: int) -> FloatArray:
     return np.ascontiguousarray((which @ values.reshape(-1, len(owner)).T).T).reshape(*values.shape[:-1], n)
 
 
-def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
-    """Return log Σ e^v over some axes, which are dropped."""
+def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """Return log Σ e^v over some axes, which are dropped, and the share of each e^v in its sum."""
     highest = values.max(axis=axes, keepdims=True)
-    total = np.log(np.exp(values - highest).sum(axis=axes, keepdims=True))
-    return np.asarray((highest + total).squeeze(axis=axes))
+    shares = np.exp(values - highest)
+    total = shares.sum(axis=axes, keepdims=True)
+    shares /= total
+    return np.asarray((highest + np.log(total)).squeeze(axis=axes)), shares
 
 
 LOOSER = 3.0
@@ -520,7 +533,6 @@ def fit_voices(
     if start is not None:
         unknowns[:, 0] = start
     strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
-    no_deviations = np.zeros((len(x), 1), dtype=x.dtype)
 
     def unpack(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         return values[: unknowns.size].reshape(d, -1), values[unknowns.size :][:k], values[unknowns.size + k :]
@@ -529,14 +541,15 @@ def fit_voices(
         weights, *logits = unpack(values)
         rewards = x @ weights.astype(x.dtype)
         members = rewards[:, :1] + rewards[:, 1:] if n_own else rewards
-        hypotheses = _Hypotheses.of(texts, members, no_deviations, np.array(FACTORS))
-        total, posterior = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
-        of_texts = hypotheses.gradient(posterior)
+        log_shares = [one - logsumexp(one) for one in logits]
+        found = _Hypotheses(texts, members, np.array(FACTORS), log_shares)
+        posterior = found.posterior
+        of_texts = found.gradient(posterior)
         both = np.column_stack([of_texts.sum(axis=1), of_texts]) if n_own else of_texts
         slope = strength * weights - (x.T @ both) / n
         counts = posterior.sum(axis=(1, 2, 3)), posterior.sum(axis=(0, 1, 3))
         slopes = [(softmax(one) * count.sum() - count) / n for one, count in zip(logits, counts, strict=True)]
-        value = -float(total.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
+        value = -float(found.by_group.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
         return value, np.concatenate([slope.ravel(), *slopes])
 
     first = np.append(unknowns.ravel(), np.zeros(k + len(FACTORS)))
