@@ -182,9 +182,9 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(
         return SimpleNamespace(x=at[0])
 
     monkeypatch.setattr(voices, "minimize", compare)
-    mixture = fit_voices(texts, k, Penalties(0.3, 0.2, 0.3), np.ones(4))
+    mixture = fit_voices(texts, k, Penalties(0.2, 0.3), np.ones(4))
     weights = at[0][: 4 * (1 + k * (k > 1))].reshape(4, -1)
-    penalty = 0.15 * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
+    penalty = (0.3 if k > 1 else 0.15) * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
     assert reached[0] == pytest.approx(penalty - mixture.by_group(texts).sum() / texts.n_choices)
 
 
@@ -220,7 +220,7 @@ def crowd(
 def test_members_are_the_rewards_of_the_people() -> None:
     tastes = 2 * np.linalg.qr(np.random.default_rng(0).standard_normal((6, 3)))[0]
     texts = RankedTexts.of(*crowd(0, tastes, prompts=60, people=5))
-    found = fit_voices(texts, 3, Penalties(0.01, 0.003, 0.01), np.zeros(6))
+    found = fit_voices(texts, 3, Penalties(0.003, 0.01), np.zeros(6))
     likeness = np.corrcoef(tastes.T, found.theta.T)[:3, 3:]
     assert sorted(likeness.argmax(axis=1)) == [0, 1, 2], "one member each"
     assert likeness.max(axis=1).min() > 0.95
@@ -246,6 +246,12 @@ def test_the_mean_of_fits_matches_their_members() -> None:
     assert np.std(inputs @ found.theta, axis=0).mean() == pytest.approx(np.mean(spreads), rel=1e-6)
 
 
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.random.default_rng(0).standard_normal(6)
+    without_one = [np.delete(values, i).mean() for i in range(6)]
+    assert voices.jackknife(np.array(without_one)) == pytest.approx(np.std(values, ddof=1) / np.sqrt(6))
+
+
 @pytest.mark.parametrize("camps", [False, True])
 def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     """One taste with different decisiveness and a hidden common part is not; two opposite camps are."""
@@ -253,7 +259,7 @@ def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     setting: dict[str, Any] = {"people": 5, "factors": FACTORS, "hidden": 1.5}
     learn = RankedTexts.of(*crowd(0, tastes, prompts=60, **setting))
     check = RankedTexts.of(*crowd(2, tastes, prompts=20, **setting))
-    fits = {name: fit_voices(learn, k, Penalties(0.01, 0.005, 0.01)) for name, k in {VOICES: 2, SINGLE: 1}.items()}
+    fits = {name: fit_voices(learn, k, Penalties(0.005, 0.01)) for name, k in {VOICES: 2, SINGLE: 1}.items()}
     models = {name: asdict(one.with_nuisances(best_nuisances([(one, check)]))) for name, one in fits.items()}
     figures = judgment_figures(models, *crowd(1, tastes, prompts=40, **setting))
     assert (figures.n, figures.prompts) == (200, 40)
@@ -296,6 +302,8 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     record, stored = loaded.record, figures_of(loaded)
     assert (record.target, [row.k for row in record.history]) == ("judgments", [1, 2, 3])
     assert stored is not None
+    assert record.seed_spread is not None
+    assert 0 < record.seed_spread < 0.02
     held_out = load_held_out(folder, loaded).preferences
     assert (judged := held_out.judgments) is not None
     assert (stored.n, stored.prompts) == (judged.n, judged.n_prompts)

@@ -26,7 +26,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
@@ -207,9 +206,9 @@ class RankedTexts:
         return prompt, np.arange(len(prompt)) - self.first[prompt]
 
     @cached_property
-    def group_of_text(self) -> IntArray:
+    def group_of_text(self) -> IndexArray:
         """Group of the people who ranked each text, ``(n_texts,)``."""
-        group = np.zeros(len(self.inputs), dtype=np.int64)
+        group = np.zeros(len(self.inputs), dtype=np.int32)
         for shape in self.shapes:
             group[shape.texts] = self.group[self.person[shape.rankings]]
         return group
@@ -299,7 +298,7 @@ class Voices:
     def by_group(self, texts: RankedTexts) -> FloatArray:
         """Return log P of each group, ``(n_groups,)``."""
         if self.deviation:
-            return _Deviations.of(self, texts).by_group()
+            return _by_group_with_deviations(self, texts)
         return self.given(texts).by_group
 
     def given(
@@ -322,64 +321,39 @@ class Voices:
         return _Hypotheses(texts, members, self.factors, log_shares, draws, log_draws)
 
 
-@dataclass(frozen=True, eq=False)
-class _Deviations:
-    """The posterior of deviations u of all texts, as a normal distribution around its mode (Laplace)."""
+def _by_group_with_deviations(voices: Voices, texts: RankedTexts) -> FloatArray:
+    """Return log P of each group averaged over deviations u, by importance sampling around their mode, ``(n_groups,)``.
 
-    voices: Voices
-    texts: RankedTexts
-    mode: FloatArray
-    """``(n_texts,)``."""
-    factor: FloatArray
-    """Cholesky factor of the inverse covariance by prompt, ``(n_prompts, m, m)``, with 1 where there is no text."""
+    The draws come from a normal distribution with the curvature at the mode (Laplace), a little wider.
+    """
+    tau, precision = voices.deviation, voices.deviation**-2
+    prompt, place = texts.prompt_and_place
+    m, n_prompts = int(place.max(initial=-1)) + 1, len(texts.first)
 
-    @classmethod
-    def of(cls, voices: Voices, texts: RankedTexts) -> "_Deviations":
-        """Find the mode and the curvature there."""
-        precision = voices.deviation**-2
+    def loss(u: FloatArray) -> tuple[float, FloatArray]:
+        found = voices.given(texts, u)
+        gradient = np.asarray(found.gradient(found.posterior).sum(axis=1), dtype=np.float64)
+        return 0.5 * precision * float(u @ u) - float(found.by_group.sum()), precision * u - gradient
 
-        prompt, place = texts.prompt_and_place
-        m, n_prompts = int(place.max(initial=-1)) + 1, len(texts.first)
-        there, diagonal = np.ones((n_prompts, m)), np.arange(m)
-        there[prompt, place] = precision
+    options = {"maxiter": MODE_STEPS}
+    mode = minimize(loss, np.zeros(len(texts.inputs)), jac=True, method="L-BFGS-B", options=options).x
+    at_mode, columns = loss(mode)[1], np.zeros((n_prompts, m, m))
+    for column in range(m):  # texts of different prompts are independent, so one of each is moved at a time
+        moved = (place == column).astype(np.float64)
+        columns[prompt, place, column] = (loss(mode + PROBE * moved)[1] - at_mode) / PROBE - precision * moved
+    values, vectors = np.linalg.eigh((columns + columns.transpose(0, 2, 1)) / 2)
+    curvature = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)  # there may be no maximum
+    there, diagonal = np.ones((n_prompts, m)), np.arange(m)  # 1 where there is no text
+    there[prompt, place] = precision
+    curvature[:, diagonal, diagonal] += there
+    factor = np.linalg.cholesky(curvature)
 
-        def slope(u: FloatArray) -> tuple[float, FloatArray]:
-            found = voices.given(texts, u)
-            gradient = np.asarray(found.gradient(found.posterior).sum(axis=1), dtype=np.float64)
-            return float(found.by_group.sum()) - 0.5 * precision * float(u @ u), gradient - precision * u
-
-        def loss(u: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = slope(u)
-            return -value, -gradient
-
-        found = minimize(
-            loss, np.zeros(len(texts.inputs)), jac=True, method="L-BFGS-B", options={"maxiter": MODE_STEPS}
-        )
-        mode, at_mode = found.x, slope(found.x)[1]
-        columns = np.zeros((n_prompts, m, m))
-        for column in range(m):  # texts of different prompts are independent, so one of each is moved at a time
-            moved = (place == column).astype(np.float64)
-            columns[prompt, place, column] = (at_mode - slope(mode + PROBE * moved)[1]) / PROBE - precision * moved
-        values, vectors = np.linalg.eigh((columns + columns.transpose(0, 2, 1)) / 2)
-        curvature = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)  # there may be no maximum
-        curvature[:, diagonal, diagonal] += there
-        factor = np.asarray(np.linalg.cholesky(curvature), dtype=np.float64)
-        return cls(voices, texts, mode, factor)
-
-    def by_group(self) -> FloatArray:
-        """Return log P of each group by importance sampling, ``(n_groups,)``."""
-        texts, tau = self.texts, self.voices.deviation
-        prompt, place = texts.prompt_and_place
-        m = self.factor.shape[1]
-        z = random_stream(0, DEVIATIONS).standard_normal((len(texts.first), m, DRAWS))
-        u = WIDER * np.linalg.solve(self.factor.transpose(0, 2, 1), z)[prompt, place] + self.mode[:, None]
-        z = z[prompt, place]
-        log_density = 0.5 * z**2 - 0.5 * (u / tau) ** 2
-        log_density += (np.log(WIDER / tau) - np.log(self.factor[prompt, place, place]))[:, None]
-        log_draws = _sum_by(texts.group_of_text.astype(np.int32), log_density.T, len(texts.prompt_of_group)) - np.log(
-            DRAWS
-        )
-        return self.voices.given(texts, u, log_draws).by_group
+    z = random_stream(0, DEVIATIONS).standard_normal((n_prompts, m, DRAWS))
+    u = WIDER * np.linalg.solve(factor.transpose(0, 2, 1), z)[prompt, place] + mode[:, None]
+    log_density = 0.5 * z[prompt, place] ** 2 - 0.5 * (u / tau) ** 2
+    log_density += (np.log(WIDER / tau) - np.log(factor[prompt, place, place]))[:, None]
+    log_draws = _sum_by(texts.group_of_text, log_density.T, len(texts.prompt_of_group)) - np.log(DRAWS)
+    return voices.given(texts, u, log_draws).by_group
 
 
 class _Hypotheses:
@@ -418,9 +392,10 @@ class _Hypotheses:
         for factor in range(len(factors)):
             for shape, rankings, of_block in texts.blocks:
                 rate, log_rate = self._block(of_block, shape.alone, factor)
-                likelihood[:, :, factor, rankings], *terms = shape.log_likelihood(rate, log_rate)
+                found = shape.log_likelihood(rate, log_rate)
+                likelihood[:, :, factor, rankings] = found[0]
                 if deviations is None:
-                    self.terms.append((rate, *terms))
+                    self.terms.append((rate, *found[1:]))
         joint = _sum_by(texts.person, likelihood, len(texts.group))
         joint += (log_shares[0][:, None, None] + log_shares[1])[..., None]
         self.of_person, self.joint = _log_sum(joint, (0, 2))
@@ -481,21 +456,10 @@ LOOSER = 3.0
 class Penalties:
     """Strengths of regularisation, per choice."""
 
-    shared: float
-    """λ_0, of the reward that all members share."""
     own: float
-    """λ, of what is a member's own."""
+    """λ, of what is a member's own. The reward that all members share has ``LOOSER`` times it."""
     single: float
     """λ_0 of one reward for everyone."""
-
-    @classmethod
-    def of(cls, own: float, single: float) -> "Penalties":
-        """Return the strengths of a mixture from the two that are chosen."""
-        return cls(LOOSER * own, own, single)
-
-    def alone(self) -> "Penalties":
-        """Return the strengths of one reward without common parts."""
-        return Penalties(self.single, 0.0, self.single)
 
 
 STEPS = 50
@@ -532,7 +496,7 @@ def fit_voices(
         unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
         unknowns[:, 0] = start
-    strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
+    strength = np.array([LOOSER * penalties.own, *[penalties.own] * k] if n_own else [penalties.single])
 
     def unpack(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         return values[: unknowns.size].reshape(d, -1), values[unknowns.size :][:k], values[unknowns.size + k :]
@@ -659,11 +623,25 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
+    starts = mixtures[len(smaller) :] if size > 1 else []
+    without_one = [mean_of(starts[:i] + starts[i + 1 :], everyone.inputs) for i in range(len(starts))]
+    spread = jackknife(task.test_errors([as_members(one, bound=task.bound) for one in without_one]))
     models = {VOICES: voices.with_nuisances(checked.voices), SINGLE: single.with_nuisances(checked.single)}
     temperature = 1.0 if options.level == "policy" else checked.temperature
     target = "raters" if judgments.linked else "judgments"
-    result = Fitted(members, temperature, baselines, unbounded, history, target, None, checked.choice_model)
-    return replace(result, models={name: asdict(one) for name, one in models.items()})
+    arrays = {name: asdict(one) for name, one in models.items()}
+    found = target, None, spread, checked.choice_model, arrays
+    return Fitted(members, temperature, baselines, unbounded, history, *found)
+
+
+def jackknife(errors: FloatArray) -> float | None:
+    """Return the standard deviation of an error over random seeds, from its values without one start each.
+
+    √((n − 1)/n Σ_i (e_i − mean e)²), the jackknife estimate for a function of n independent starts; None without any.
+
+    Reference: Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 9 (1981).
+    """
+    return float(np.sqrt(len(errors) - 1) * np.std(errors)) if len(errors) else None
 
 
 def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, bound: float) -> Members:
@@ -736,12 +714,8 @@ class VoicesSearch:
 
     def fitted(self, part: int, k: int, penalties: Penalties) -> Voices:
         """Return a mixture without common parts, fitted without the validation prompts of a part."""
-        start = None
-        if k == 1:
-            penalties = penalties.alone()
-        else:
-            start = self.fitted(part, 1, penalties).theta[:, 0]
-        key = part, k, penalties
+        start = None if k == 1 else self.fitted(part, 1, penalties).theta[:, 0]
+        key = part, k, penalties.single if k == 1 else penalties
         if key not in self.fits:
             learn, seed = self.parts[part][0], self.task.options.seed
             self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)
@@ -766,9 +740,9 @@ class VoicesSearch:
 
     def choose_penalties(self, k: int) -> Penalties:
         """Choose λ_0 of one reward, then λ of a mixture."""
-        single = self.best_strength(1, lambda strength: Penalties.of(strength, strength))
-        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties.of(strength, single))
-        return Penalties.of(own, single)
+        single = self.best_strength(1, lambda strength: Penalties(strength, strength))
+        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties(strength, single))
+        return Penalties(own, single)
 
     def choose_size(self, penalties: Penalties) -> int:
         """Return the smallest k whose log likelihood is not clearly lower than the best one, by a paired test."""
@@ -815,7 +789,7 @@ class VoicesSearch:
         votes = VotesByRater.of(self.judgments, self.items, train)
         for fold, held_out in zip(folds, rater_groups(votes.n_raters, len(folds) + 1, seed), strict=False):
             learn = self.texts(~fold, ~held_out)
-            single = fit_voices(learn, 1, penalties.alone()).theta
+            single = fit_voices(learn, 1, penalties).theta
             mixture = fit_voices(learn, k, penalties, single[:, 0], seed=seed)
             theta, own = np.column_stack([mixture.theta, single]), votes.of_raters(held_out)
             known, new = (scores(train[rows].difference, theta) for rows in (~fold, fold))
@@ -840,7 +814,7 @@ def gain_of(voices: FloatArray, single: FloatArray, texts: RankedTexts) -> Inter
 
 
 def judgment_figures(
-    models: Mapping[str, Mapping[str, npt.NDArray[Any]]], judgments: Judgments, items: IndexArray, inputs: Array
+    models: Mapping[str, Mapping[str, Any]], judgments: Judgments, items: IndexArray, inputs: Array
 ) -> JudgmentFigures:
     """Measure the models of the test of voices on judgments.
 
@@ -854,7 +828,7 @@ def judgment_figures(
         inputs: of the texts, ``(n_items, d)``.
     """
     texts = RankedTexts.of(judgments.unlinked(), items, inputs)
-    voices, single = (_restored(models[name]).by_group(texts) for name in (VOICES, SINGLE))
+    voices, single = (Voices(**models[name]).by_group(texts) for name in (VOICES, SINGLE))
     return JudgmentFigures(
         n=judgments.n,
         prompts=judgments.n_prompts,
@@ -862,10 +836,4 @@ def judgment_figures(
         uniform=sum(shape.uniform() for shape in texts.shapes) / judgments.n,
         best_single=float(single.sum()) / judgments.n,
         gain=gain_of(voices, single, texts),
-    )
-
-
-def _restored(arrays: Mapping[str, npt.NDArray[Any]]) -> Voices:
-    return Voices(
-        arrays["theta"], arrays["shares"], arrays["factor_shares"], arrays["factors"], float(arrays["deviation"])
     )
