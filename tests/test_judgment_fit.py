@@ -142,6 +142,15 @@ def test_deviations_are_integrated(tau: float, monkeypatch: pytest.MonkeyPatch) 
     assert abs(found[0] - replace(mixture, deviation=0.0).by_group(ranked_texts(judgments, inputs))[0]) > 0.005
 
 
+def test_nuisances_scale_rewards_and_make_decisiveness_normal() -> None:
+    mixture, sigma = random_mixture(3, 4, 2), 0.6
+    found = mixture.with_nuisances(Nuisances(1.2, sigma, 0.3))
+    moments = [found.factor_shares @ np.log(found.factors) ** n for n in range(5)]
+    np.testing.assert_allclose(moments, [1, 0, sigma**2, 0, 3 * sigma**4], atol=1e-12)
+    np.testing.assert_allclose(found.theta, 1.2 * mixture.theta)
+    assert found.deviation == 0.3
+
+
 def ranked_texts(judgments: Judgments, inputs: np.ndarray) -> RankedTexts:
     return RankedTexts.of(judgments, judgments.response, inputs)
 
@@ -314,6 +323,18 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     assert astuple(again.gain) == pytest.approx(astuple(stored.gain), rel=1e-4, nan_ok=True)
     assert record.cross_validation is not None
     assert record.cross_validation.judgments == stored, "no second set of figures for the folds"
+
+
+def test_weights_and_undecided_share_are_the_best_for_the_vote_counts(folder: Path, town: PreferenceSet) -> None:
+    """No other weights on the simplex have a lower error on the counts of training pairs."""
+    loaded = RewardEnsemble.load(folder)
+    train = town[~town.test_mask(0.5)]
+    votes, chosen = loaded.votes(train), np.append((1 - loaded.undecided) * loaded.weights, loaded.undecided)
+    others = 0.5 * chosen + 0.5 * np.random.default_rng(0).dirichlet(np.ones(len(chosen)), 500)
+    others = np.vstack([others, 0.98 * chosen + 0.02 * np.eye(len(chosen))])
+    columns = np.column_stack([votes, np.full(len(votes), 0.5)])
+    best, *rest = ((columns @ np.vstack([chosen, others]).T - train.prob_a[:, None]) ** 2).mean(axis=0)
+    assert best < min(rest) + 1e-7
 
 
 @pytest.mark.parametrize(
