@@ -118,8 +118,6 @@ def read(
             row = {"brier": compared.brier, "corrected": compared.brier_corrected}
             if compared.worst_disagreement is not None:
                 row["worst"] = compared.worst_disagreement
-            if baseline in record.baseline_seconds:
-                row["seconds"] = record.baseline_seconds[baseline]
             yield baseline, row | ({"noise": evaluation.test.noise} if baseline == "soft_bt" else {})
     if name in ("joint", "joint policy") and evaluation.voices and evaluation.voices.evidence is not None:
         gap = evaluation.voices.difference

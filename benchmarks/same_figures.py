@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 IGNORED = (
-    "seconds", "seconds_encoding", "seconds_members", "baseline_seconds", "versions", "processes", "sha256", "file",
+    "seconds", "seconds_encoding", "seconds_members", "versions", "processes", "sha256", "file",
     "format_version", "command", "identity",
 )  # fmt: skip
 

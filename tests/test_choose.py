@@ -1,5 +1,6 @@
 """Choices on validation prompts (targets, space, regularisation), and the leading directions of wide features."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from simulated import as_array
 
 from pluralign import RewardEnsemble, fit, town_hall
 from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.types import Level
+from pluralign.ensemble.headline import headline
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.experiments.demo import fit_features
 from pluralign.learning import choose, frozen, joint
@@ -215,3 +218,26 @@ def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, mo
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path / "wide").rewards(texts), ensemble.rewards(texts))
     monkeypatch.setattr(frozen, "WIDE", 64 + len(NAMES))
     assert fit(votes, k=2, encoder="hashing:64").members.inputs.axes is None, "not wide: all columns are kept"
+
+
+@pytest.mark.parametrize("level", ["vote", "policy"])
+def test_the_spread_over_seeds_is_that_of_five_fits(level: Level) -> None:
+    votes = town_hall(240).preferences
+    votes = replace(votes, columns={"split": np.where(votes.test_mask(0.3), "test", "train")})
+    fits = [fit(votes, k=2, encoder="none", level=level, seed=seed) for seed in range(5 if level == "vote" else 1)]
+    errors = [one.record.evaluation.test.brier for one in fits if one.record.evaluation]
+    spread, evaluation = fits[0].record.seed_spread, fits[0].record.evaluation
+    assert spread is not None
+    assert evaluation is not None
+    if level == "vote":
+        assert spread == pytest.approx(np.std(errors, ddof=1))
+    assert f"±{spread:.4f} over random seeds" in headline(evaluation, fits[0].record).main
+    assert fits[0].record.to_json()["seed_spread"] == spread > 0
+
+
+@pytest.mark.parametrize("options", [{"k": 1}, {"k": 2, "method": "stagewise"}], ids=str)
+def test_without_random_starts_there_is_no_spread_over_seeds(options: dict[str, Any]) -> None:
+    record = fit(town_hall(240).preferences, encoder="none", **options).record
+    assert record.seed_spread is None
+    assert record.evaluation is not None
+    assert "random seeds" not in headline(record.evaluation, record).main

@@ -217,15 +217,6 @@ def test_no_member_with_weight_exceeds_the_bound(common: float, bound: float, bl
 
 
 @pytest.mark.usefixtures("quick")
-def test_fit_depends_only_on_the_seed() -> None:
-    train, _, _ = population(0)
-    first, again, other = (fit_joint(train, teacher_of(0), 4, seed=seed) for seed in (0, 0, 1))
-    assert again.theta.tobytes() == first.theta.tobytes()
-    assert again.weights.tobytes() == first.weights.tobytes()
-    assert np.abs(other.theta - first.theta).max() > 0.01
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("some", "blend"), [(1.0, FROM_TEACHER), (0.5, FROM_VOTES)])
 def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: Blend) -> None:
     """All pairs swapped: the same problem. Some pairs swapped: other mixtures, so only without a teacher."""
@@ -266,8 +257,3 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
     of_theta, of_logits = gradients((single[0], single[1], single[2]), single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, numeric(lambda other: loss(other, logits), theta), atol=2e-5)
     np.testing.assert_allclose(of_logits, numeric(lambda other: loss(theta, other), logits), atol=2e-5)
-
-
-def test_first_adam_step_has_the_length_of_its_rate() -> None:
-    gradient = np.array([3.0, -1e-4, 0.0], dtype=np.float32)
-    np.testing.assert_allclose(joint.Adam(gradient).step(gradient, 0.05), [0.05, -0.05, 0.0], atol=1e-6)

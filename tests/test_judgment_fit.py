@@ -142,6 +142,15 @@ def test_deviations_are_integrated(tau: float, monkeypatch: pytest.MonkeyPatch) 
     assert abs(found[0] - replace(mixture, deviation=0.0).by_group(ranked_texts(judgments, inputs))[0]) > 0.005
 
 
+def test_nuisances_scale_rewards_and_make_decisiveness_normal() -> None:
+    mixture, sigma = random_mixture(3, 4, 2), 0.6
+    found = mixture.with_nuisances(Nuisances(1.2, sigma, 0.3))
+    moments = [found.factor_shares @ np.log(found.factors) ** n for n in range(5)]
+    np.testing.assert_allclose(moments, [1, 0, sigma**2, 0, 3 * sigma**4], atol=1e-12)
+    np.testing.assert_allclose(found.theta, 1.2 * mixture.theta)
+    assert found.deviation == 0.3
+
+
 def ranked_texts(judgments: Judgments, inputs: np.ndarray) -> RankedTexts:
     return RankedTexts.of(judgments, judgments.response, inputs)
 
@@ -182,9 +191,9 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(
         return SimpleNamespace(x=at[0])
 
     monkeypatch.setattr(voices, "minimize", compare)
-    mixture = fit_voices(texts, k, Penalties(0.3, 0.2, 0.3), np.ones(4))
+    mixture = fit_voices(texts, k, Penalties(0.2, 0.3), np.ones(4))
     weights = at[0][: 4 * (1 + k * (k > 1))].reshape(4, -1)
-    penalty = 0.15 * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
+    penalty = (0.3 if k > 1 else 0.15) * (weights[:, 0] ** 2).sum() + 0.1 * (weights[:, 1:] ** 2).sum()
     assert reached[0] == pytest.approx(penalty - mixture.by_group(texts).sum() / texts.n_choices)
 
 
@@ -220,7 +229,7 @@ def crowd(
 def test_members_are_the_rewards_of_the_people() -> None:
     tastes = 2 * np.linalg.qr(np.random.default_rng(0).standard_normal((6, 3)))[0]
     texts = RankedTexts.of(*crowd(0, tastes, prompts=60, people=5))
-    found = fit_voices(texts, 3, Penalties(0.01, 0.003, 0.01), np.zeros(6))
+    found = fit_voices(texts, 3, Penalties(0.003, 0.01), np.zeros(6))
     likeness = np.corrcoef(tastes.T, found.theta.T)[:3, 3:]
     assert sorted(likeness.argmax(axis=1)) == [0, 1, 2], "one member each"
     assert likeness.max(axis=1).min() > 0.95
@@ -246,6 +255,12 @@ def test_the_mean_of_fits_matches_their_members() -> None:
     assert np.std(inputs @ found.theta, axis=0).mean() == pytest.approx(np.mean(spreads), rel=1e-6)
 
 
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.random.default_rng(0).standard_normal(6)
+    without_one = [np.delete(values, i).mean() for i in range(6)]
+    assert voices.jackknife(np.array(without_one)) == pytest.approx(np.std(values, ddof=1) / np.sqrt(6))
+
+
 @pytest.mark.parametrize("camps", [False, True])
 def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     """One taste with different decisiveness and a hidden common part is not; two opposite camps are."""
@@ -253,7 +268,7 @@ def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     setting: dict[str, Any] = {"people": 5, "factors": FACTORS, "hidden": 1.5}
     learn = RankedTexts.of(*crowd(0, tastes, prompts=60, **setting))
     check = RankedTexts.of(*crowd(2, tastes, prompts=20, **setting))
-    fits = {name: fit_voices(learn, k, Penalties(0.01, 0.005, 0.01)) for name, k in {VOICES: 2, SINGLE: 1}.items()}
+    fits = {name: fit_voices(learn, k, Penalties(0.005, 0.01)) for name, k in {VOICES: 2, SINGLE: 1}.items()}
     models = {name: asdict(one.with_nuisances(best_nuisances([(one, check)]))) for name, one in fits.items()}
     figures = judgment_figures(models, *crowd(1, tastes, prompts=40, **setting))
     assert (figures.n, figures.prompts) == (200, 40)
@@ -296,6 +311,8 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     record, stored = loaded.record, figures_of(loaded)
     assert (record.target, [row.k for row in record.history]) == ("judgments", [1, 2, 3])
     assert stored is not None
+    assert record.seed_spread is not None
+    assert 0 < record.seed_spread < 0.02
     held_out = load_held_out(folder, loaded).preferences
     assert (judged := held_out.judgments) is not None
     assert (stored.n, stored.prompts) == (judged.n, judged.n_prompts)
@@ -306,6 +323,18 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     assert astuple(again.gain) == pytest.approx(astuple(stored.gain), rel=1e-4, nan_ok=True)
     assert record.cross_validation is not None
     assert record.cross_validation.judgments == stored, "no second set of figures for the folds"
+
+
+def test_weights_and_undecided_share_are_the_best_for_the_vote_counts(folder: Path, town: PreferenceSet) -> None:
+    """No other weights on the simplex have a lower error on the counts of training pairs."""
+    loaded = RewardEnsemble.load(folder)
+    train = town[~town.test_mask(0.5)]
+    votes, chosen = loaded.votes(train), np.append((1 - loaded.undecided) * loaded.weights, loaded.undecided)
+    others = 0.5 * chosen + 0.5 * np.random.default_rng(0).dirichlet(np.ones(len(chosen)), 500)
+    others = np.vstack([others, 0.98 * chosen + 0.02 * np.eye(len(chosen))])
+    columns = np.column_stack([votes, np.full(len(votes), 0.5)])
+    best, *rest = ((columns @ np.vstack([chosen, others]).T - train.prob_a[:, None]) ** 2).mean(axis=0)
+    assert best < min(rest) + 1e-7
 
 
 @pytest.mark.parametrize(

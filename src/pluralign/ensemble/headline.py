@@ -62,7 +62,7 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
     """
     if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
         leaked = f"No verdict: {evaluation.left_out.sentence}"
-        return Headline(_main(evaluation, held_out=False), leaked, "unknown", "evaluate without --all.")
+        return Headline(_main(evaluation, None), leaked, "unknown", "evaluate without --all.")
     baseline, name = evaluation.baselines.get("constant_half"), "predicting ½ for every pair"
     if _place(baseline) == "ahead" and "soft_bt" in evaluation.baselines:
         baseline, name = evaluation.baselines["soft_bt"], "one soft BT reward"
@@ -72,8 +72,7 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
         baseline = evaluation.baselines[single]
         place = _place(baseline)
         verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(baseline):z.4f})."
-    main = _main(evaluation, held_out=record is not None and bool(record.method))
-    return Headline(main, verdict, place, _next_step(evaluation, baseline, record, folder))
+    return Headline(_main(evaluation, record), verdict, place, _next_step(evaluation, baseline, record, folder))
 
 
 def voices_sentence(evaluation: Evaluation) -> str:
@@ -113,14 +112,16 @@ def _score(found: Compared | Figures) -> float:
     return found.brier if math.isnan(found.brier_corrected) else found.brier_corrected
 
 
-def _main(evaluation: Evaluation, held_out: bool) -> str:
+def _main(evaluation: Evaluation, record: FitRecord | None) -> str:
     test = evaluation.test
-    prompts = counted(evaluation.prompts, "held-out prompt" if held_out else "prompt")
+    prompts = counted(evaluation.prompts, "held-out prompt" if record and record.method else "prompt")
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
     ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:z.4f}, {test.interval.high:z.4f}]"
     score = f"{test.brier_corrected:z.4f}{ends}".replace("-", "−")
     score = f"Main number: corrected Brier score {score} on {prompts}"
+    if record and record.evaluation is evaluation and record.seed_spread is not None:
+        score += f", ±{record.seed_spread:.4f} over random seeds"
     if test.brier_corrected > 0:
         return f"{score} (0 is perfect)."
     return f"{score}. At 0 or below, no error is left that so few votes can measure."
@@ -154,9 +155,7 @@ def _next_step(evaluation: Evaluation, baseline: Compared | None, record: FitRec
                 return f"fit with --folds 5, which tests each of the {prompts} prompts once."
         return f"collect votes on more prompts: at least {ENOUGH_CLUSTERS} for testing."
     if place == "ahead":
-        if not record:
-            return "compare it with other predictors (--against)."
-        return f"{serve}."
+        return f"{serve}." if record else "compare it with other predictors (--against)."
     if not record:
         return "fit an ensemble on votes of the same kind (pluralign fit), and compare it with --against."
     better_encoder = "fit with --encoder minilm, which reads the meaning of texts." if encoder in WEAK_ENCODERS else ""

@@ -475,11 +475,12 @@ class FitRecord:
     """What joint members learned from: ``teacher``, ``mixture``, ``votes``, or ``raters`` if rater ids were used."""
     vote_share: float | None = None
     """Share of the raw votes in that target. None for ``raters`` and at the policy level."""
+    seed_spread: float | None = None
+    """Standard deviation of the held-out Brier score over random seeds, with the split and the data as they are."""
     raters: int | None = None
     """Number of raters with training votes. None if the fit had no rater ids."""
     history: list[HistoryRow] = field(default_factory=list)
     bound: BoundCost | None = None
-    baseline_seconds: Mapping[str, float] = field(default_factory=dict)
     data: DataSummary | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None

@@ -4,7 +4,6 @@ Each baseline is a formula for the share and the arrays it needs, so it is saved
 other votes too. All rewards are linear in the features. Regularisation and damping are chosen on validation prompts.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -50,8 +49,6 @@ class Baseline:
     """Key of ``FORMULAS``."""
     arrays: Arrays
     """The arrays that the formula needs, by name. Rewards use the first inputs, as many as ``theta`` has rows."""
-    seconds: float = 0.0
-    """Duration of the fit."""
 
     @property
     def k(self) -> int:
@@ -140,9 +137,7 @@ def fit_baselines(
 
     def fit(name: str, make: Callable[[], Parts]) -> None:
         report(name)
-        start = time.perf_counter()
-        arrays = {part: np.asarray(array) for part, array in make().items()}
-        fitted[name] = Baseline(BASELINES[name], arrays, time.perf_counter() - start)
+        fitted[name] = Baseline(BASELINES[name], {part: np.asarray(array) for part, array in make().items()})
 
     reduced = pairs.difference @ bt.principal_directions(pairs.difference, bt.SEARCH_DIRECTIONS)
     shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))

@@ -5,7 +5,7 @@ target is the share of votes (soft labels) or the majority (hard labels). Such f
 ``joint``, and the classifier inside ``stagewise``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -250,8 +250,7 @@ class Teacher:
 
     def damp(self, difference: Matrix) -> Matrix:
         """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
-        factor = damping_factor(self.squares(difference), self.damping, self.mean_square)
-        return scale_rows(difference, factor.astype(difference.dtype)) if self.damping else difference
+        return damp(difference, self.damping, self.mean_square, self.squares)
 
     def prob_hat(self, difference: Matrix) -> FloatArray:
         """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
@@ -315,13 +314,16 @@ def trained_teacher(
     return replace(teacher, axes=np.ascontiguousarray(left[:, size > 1e-4 * size[0]], dtype=difference.dtype))
 
 
-def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
+def damp(
+    difference: Matrix, damping: float, mean_square: float, squares: Callable[[Matrix], Array] = row_squares
+) -> Matrix:
     """Shorten long differences: d·√((1+c)/(1+c|d|²/mean|d|²)).
 
     Args:
         difference: d, ``(n, d)``.
         damping: c; 0 changes nothing.
         mean_square: mean|d|².
+        squares: returns |d|² of each pair, ``(n,)``.
 
     Example:
         >>> damp(np.array([[1.0, 0.0], [3.0, 0.0]]), 3.0, 1.0).round(3)
@@ -330,7 +332,7 @@ def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     """
     if damping == 0:
         return difference
-    factor = damping_factor(row_squares(difference), damping, mean_square)
+    factor = damping_factor(squares(difference), damping, mean_square)
     return scale_rows(difference, factor.astype(difference.dtype))
 
 

@@ -32,12 +32,22 @@ from pluralign.learning.joint import (
 from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows, scores
 from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.stagewise import orientation, stages
-from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
+from pluralign.learning.task import (
+    AUTO_SIZES,
+    MANY_PAIRS,
+    FitTask,
+    Fitted,
+    choose_size,
+    choose_temperature,
+    history_sizes,
+)
 from pluralign.theory.calibration import policy_prob, squared_error, with_undecided
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.theory.posterior import VOICES_SHARE, ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 
+SEEDS = 5
+"""The ensemble is fitted with so many seeds, to show how far its held-out error depends on them. The first is used."""
 Target: TypeAlias = Blend | PolicyOptions
 """What joint members learn from, at the vote level or at the policy level (with its regularisation)."""
 
@@ -72,10 +82,19 @@ def fit_joint(task: FitTask) -> Fitted:
         free = partial(_train, task, task.train, teacher, [size], target, 1.0, FEW_STARTS)
         return keep(f"unbounded-{size}", dict[int, Members], free)[size]
 
+    def with_seed(seed: int) -> Members:
+        again = replace(task, options=replace(options, seed=seed))
+        own = teacher if teacher.voices_l2 is None else teacher.refit(task.train, seed)  # one reward has no seed
+        fit = partial(_train, again, task.train, own, [size], target, task.bound)
+        return keep(f"seed-{seed}", dict[int, Members], fit)[size]
+
     fits: list[Callable[[], Any]] = [every_size, unbounded, task.baselines]
-    ensembles, free, baselines = task.in_parallel(fits)
+    if task.teacher is None and (policy or size > 1) and len(task.train) < MANY_PAIRS:
+        fits += [partial(with_seed, seed) for seed in range(options.seed + 1, options.seed + SEEDS)]
+    ensembles, free, baselines, *others = task.in_parallel(fits)
+    spread = float(np.std(task.test_errors([ensembles[size], *others]), ddof=1)) if others else None
     if isinstance(target, PolicyOptions):  # members are trained at the scale of temperature 1
-        return Fitted(ensembles[size], 1.0, baselines, free, history)
+        return Fitted(ensembles[size], 1.0, baselines, free, history, seed_spread=spread)
     history = [task.measured(ensembles[k]) for k in sizes]
     task.watcher.choosing("temperature")
     validated = validated or _without_validation(task, teacher, target, [size])
@@ -84,7 +103,7 @@ def fit_joint(task: FitTask) -> Fitted:
     single = teacher.refit(task.learn, options.seed).prob_hat(task.check.difference)
     model = model_from_voices(unit, temperature, single, task.check)
     return Fitted(
-        ensembles[size], temperature, baselines, free, history, target.source, target.vote_share, choice_model=model
+        ensembles[size], temperature, baselines, free, history, target.source, target.vote_share, spread, model
     )
 
 

@@ -149,16 +149,15 @@ def _measured(
     options, test, (fitted, idle) = data.options, task.test, _without_idle(fitted, data.options.method)
     assert test is not None  # noqa: S101
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
-    members, together = (
-        fitted.members,
-        fitted.target in ("judgments", "raters"),
-    )  # these differ in how decisive they are
+    members = fitted.members
+    together = fitted.target in ("judgments", "raters")  # their members differ in how decisive they are
     members = members if options.level == "policy" else members.unit_spread(task.train, together=together)
     linear, own = LinearMembers(inputs, members.theta), (data.text_features, fitted.temperature, members.undecided)
     ensemble = RewardEnsemble(linear, members.weights, *own, baselines=fitted.models, choice_model=fitted.choice_model)
     ensemble, held_out = measure_fit(ensemble, data, fitted.baselines, fitted.history)
     record, notes = ensemble.record, [*_limits_of(task.train), *idle]
-    record = replace(record, target=fitted.target, vote_share=fitted.vote_share, notes=notes or None)
+    record = replace(record, target=fitted.target, vote_share=fitted.vote_share, seed_spread=fitted.seed_spread)
+    record = replace(record, notes=notes or None)
     if fitted.unbounded is not None and record.evaluation is not None:
         cost = bound_cost(record.evaluation, fitted.unbounded, test, options.max_disagreement, options.level)
         record = replace(record, bound=cost)

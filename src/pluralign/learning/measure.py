@@ -449,7 +449,6 @@ def measure_fit(
         baseline_formulas={name: baseline.formula for name, baseline in baselines.items()},
         options=asdict(options),
         history=history,
-        baseline_seconds={name: baseline.seconds for name, baseline in baselines.items()},
         data=records.DataSummary(
             name=votes.name,
             fingerprint=votes.fingerprint,

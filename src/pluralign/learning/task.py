@@ -109,6 +109,9 @@ class Fitted:
     """What members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, ``judgments``, ``raters``."""
     vote_share: float | None = None
     """Share of the raw votes in that target."""
+    seed_spread: float | None = None
+    """Standard deviation of the held-out Brier score over random seeds. None if nothing is random, or if features were
+    trained."""
     choice_model: ChoiceModel = field(default_factory=ChoiceModel)
     """What the choices of a person say about the person."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -165,6 +168,11 @@ class FitTask:
     def usual_size(self) -> int:
         """The number of members asked for, or the one at which ``auto`` makes the choices before that of k."""
         return AUTO_USUAL_SIZE if self.options.k == "auto" else int(self.options.k)
+
+    def test_errors(self, ensembles: Sequence[Members]) -> FloatArray:
+        """Return the Brier score of each ensemble on the held-out pairs. Nothing is chosen by it."""
+        assert self.test is not None  # noqa: S101
+        return np.array([members.brier(self.test, self.options.level) for members in ensembles])
 
     def measured(self, members: Members) -> HistoryRow:
         """Measure the ensemble of one size on training and held-out pairs, and show its row."""

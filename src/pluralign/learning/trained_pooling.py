@@ -354,7 +354,7 @@ class JudgedLessons:
     def _posterior(self, rewards: FloatArray) -> FloatArray:
         """Return the posterior of each person over members and decisiveness, ``(k, 1, n_T, n_persons)``."""
         ranked = replace(RankedTexts.of(self.judgments, self.items, self.rewards), inputs=rewards)
-        return rewards_as_voices(self.voices).given(ranked, np.zeros((len(rewards), 1)))[2]
+        return rewards_as_voices(self.voices).given(ranked).posterior
 
 
 class AttentionNetworks(torch.nn.Module):

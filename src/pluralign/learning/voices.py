@@ -26,7 +26,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, softmax
@@ -67,11 +66,6 @@ class _Shape:
     texts: IntArray
     """Best first, ``(n_responses, n)``."""
 
-    def blocks(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield some rankings and their texts at a time."""
-        for start in range(0, len(self.rankings), BLOCK):
-            yield self.rankings[start : start + BLOCK], self.texts[:, start : start + BLOCK]
-
     def log_likelihood(self, rate: Array, log_rate: Array) -> tuple[Array, list[Array], list[Array]]:
         """Return log PL of rankings, with what its gradient needs.
 
@@ -100,17 +94,15 @@ class _Shape:
             lower = lower + own.sum(axis=0)
         return total, totals, ties
 
-    def gradient(self, rate: Array, weight: Array, totals: list[Array], ties: list[Array]) -> Iterator[Array]:
+    def gradient(self, terms: tuple[Array, list[Array], list[Array]], weight: Array) -> Iterator[Array]:
         """Yield ∂ Σ w log PL / ∂ r of each response, best first.
 
         Args:
-            rate: as for ``log_likelihood``.
+            terms: rates as for ``log_likelihood``, and the last two results of it.
             weight: w, ``(…)``.
-            totals: of ``log_likelihood``.
-            ties: of ``log_likelihood``.
         """
         pull, position = np.zeros_like(weight), 0  # pull: Σ over the places above of weight / rate that was available
-        totals, ties = list(totals), list(ties)
+        rate, totals, ties = terms[0], list(terms[1]), list(terms[2])
         for size in self.ties[:-1]:
             available = totals.pop()
             if size == 1:
@@ -214,17 +206,26 @@ class RankedTexts:
         return prompt, np.arange(len(prompt)) - self.first[prompt]
 
     @cached_property
-    def group_of_text(self) -> IntArray:
+    def group_of_text(self) -> IndexArray:
         """Group of the people who ranked each text, ``(n_texts,)``."""
-        group = np.zeros(len(self.inputs), dtype=np.int64)
+        group = np.zeros(len(self.inputs), dtype=np.int32)
         for shape in self.shapes:
             group[shape.texts] = self.group[self.person[shape.rankings]]
         return group
 
     @cached_property
+    def blocks(self) -> list[tuple[_Shape, IntArray, IntArray]]:
+        """Some rankings of one shape and their texts at a time."""
+        return [
+            (shape, shape.rankings[start : start + BLOCK], shape.texts[:, start : start + BLOCK])
+            for shape in self.shapes
+            for start in range(0, len(shape.rankings), BLOCK)
+        ]
+
+    @cached_property
     def scatter(self) -> sparse.csr_matrix:
         """Sums values of the entries of all blocks by text, ``(n_texts, n_entries)``."""
-        text = [texts.ravel() for shape in self.shapes for _, texts in shape.blocks()]
+        text = [texts.ravel() for _, _, texts in self.blocks]
         column = np.concatenate(text) if text else np.empty(0, dtype=np.int64)
         ones = np.ones(len(column), dtype=np.float32)
         return sparse.csr_matrix((ones, (column, np.arange(len(column)))), shape=(len(self.inputs), len(column)))
@@ -297,151 +298,136 @@ class Voices:
     def by_group(self, texts: RankedTexts) -> FloatArray:
         """Return log P of each group, ``(n_groups,)``."""
         if self.deviation:
-            return _Deviations.of(self, texts).by_group()
-        return self.given(texts, np.zeros((len(texts.inputs), 1)))[1]
+            return _by_group_with_deviations(self, texts)
+        return self.given(texts).by_group
 
     def given(
-        self, texts: RankedTexts, deviations: FloatArray, log_draws: FloatArray | None = None
-    ) -> tuple["_Hypotheses", FloatArray, FloatArray]:
-        """Return hypotheses with given deviations ``(n_texts, n_draws)``, log P of groups and posteriors of persons."""
-        x = texts.inputs
-        hypotheses = _Hypotheses.of(texts, x @ self.theta.astype(x.dtype), deviations.astype(x.dtype), self.factors)
-        shares = (np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares))
-        return hypotheses, *hypotheses.posterior(next(shares), next(shares), log_draws)
+        self, texts: RankedTexts, deviations: FloatArray | None = None, log_draws: FloatArray | None = None
+    ) -> "_Hypotheses":
+        """Return what the rankings say of members and people.
+
+        Args:
+            texts: the rankings.
+            deviations: of each text, ``(n_texts,)``, or several draws of them, ``(n_texts, n_draws)``. None: 0.
+            log_draws: log weight of each draw for each group, ``(n_draws, n_groups)``.
+        """
+        x, draws = texts.inputs, None
+        members = x @ self.theta.astype(x.dtype)
+        if log_draws is None and deviations is not None:
+            members += deviations.astype(x.dtype)[:, None]
+        elif deviations is not None:
+            draws = deviations.astype(x.dtype)
+        log_shares = [np.log(np.maximum(one, 1e-300)) for one in (self.shares, self.factor_shares)]
+        return _Hypotheses(texts, members, self.factors, log_shares, draws, log_draws)
 
 
-@dataclass(frozen=True, eq=False)
-class _Deviations:
-    """The posterior of deviations u of all texts, as a normal distribution around its mode (Laplace)."""
+def _by_group_with_deviations(voices: Voices, texts: RankedTexts) -> FloatArray:
+    """Return log P of each group averaged over deviations u, by importance sampling around their mode, ``(n_groups,)``.
 
-    voices: Voices
-    texts: RankedTexts
-    mode: FloatArray
-    """``(n_texts,)``."""
-    factor: FloatArray
-    """Cholesky factor of the inverse covariance by prompt, ``(n_prompts, m, m)``, with 1 where there is no text."""
+    The draws come from a normal distribution with the curvature at the mode (Laplace), a little wider.
+    """
+    tau, precision = voices.deviation, voices.deviation**-2
+    prompt, place = texts.prompt_and_place
+    m, n_prompts = int(place.max(initial=-1)) + 1, len(texts.first)
 
-    @classmethod
-    def of(cls, voices: Voices, texts: RankedTexts) -> "_Deviations":
-        """Find the mode and the curvature there."""
-        precision = voices.deviation**-2
+    def loss(u: FloatArray) -> tuple[float, FloatArray]:
+        found = voices.given(texts, u)
+        gradient = np.asarray(found.gradient(found.posterior).sum(axis=1), dtype=np.float64)
+        return 0.5 * precision * float(u @ u) - float(found.by_group.sum()), precision * u - gradient
 
-        prompt, place = texts.prompt_and_place
-        m, n_prompts = int(place.max(initial=-1)) + 1, len(texts.first)
-        there, diagonal = np.ones((n_prompts, m)), np.arange(m)
-        there[prompt, place] = precision
+    options = {"maxiter": MODE_STEPS}
+    mode = minimize(loss, np.zeros(len(texts.inputs)), jac=True, method="L-BFGS-B", options=options).x
+    at_mode, columns = loss(mode)[1], np.zeros((n_prompts, m, m))
+    for column in range(m):  # texts of different prompts are independent, so one of each is moved at a time
+        moved = (place == column).astype(np.float64)
+        columns[prompt, place, column] = (loss(mode + PROBE * moved)[1] - at_mode) / PROBE - precision * moved
+    values, vectors = np.linalg.eigh((columns + columns.transpose(0, 2, 1)) / 2)
+    curvature = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)  # there may be no maximum
+    there, diagonal = np.ones((n_prompts, m)), np.arange(m)  # 1 where there is no text
+    there[prompt, place] = precision
+    curvature[:, diagonal, diagonal] += there
+    factor = np.linalg.cholesky(curvature)
 
-        def slope(u: FloatArray) -> tuple[float, FloatArray]:
-            hypotheses, total, posterior = voices.given(texts, u[:, None])
-            gradient = np.asarray(hypotheses.gradient(posterior).sum(axis=1), dtype=np.float64)
-            return float(total.sum()) - 0.5 * precision * float(u @ u), gradient - precision * u
-
-        def loss(u: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = slope(u)
-            return -value, -gradient
-
-        found = minimize(
-            loss, np.zeros(len(texts.inputs)), jac=True, method="L-BFGS-B", options={"maxiter": MODE_STEPS}
-        )
-        mode, at_mode = found.x, slope(found.x)[1]
-        columns = np.zeros((n_prompts, m, m))
-        for column in range(m):  # texts of different prompts are independent, so one of each is moved at a time
-            moved = (place == column).astype(np.float64)
-            columns[prompt, place, column] = (at_mode - slope(mode + PROBE * moved)[1]) / PROBE - precision * moved
-        values, vectors = np.linalg.eigh((columns + columns.transpose(0, 2, 1)) / 2)
-        curvature = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)  # there may be no maximum
-        curvature[:, diagonal, diagonal] += there
-        factor = np.asarray(np.linalg.cholesky(curvature), dtype=np.float64)
-        return cls(voices, texts, mode, factor)
-
-    def by_group(self) -> FloatArray:
-        """Return log P of each group by importance sampling, ``(n_groups,)``."""
-        texts, tau = self.texts, self.voices.deviation
-        prompt, place = texts.prompt_and_place
-        m = self.factor.shape[1]
-        z = random_stream(0, DEVIATIONS).standard_normal((len(texts.first), m, DRAWS))
-        u = WIDER * np.linalg.solve(self.factor.transpose(0, 2, 1), z)[prompt, place] + self.mode[:, None]
-        z = z[prompt, place]
-        log_density = 0.5 * z**2 - 0.5 * (u / tau) ** 2
-        log_density += (np.log(WIDER / tau) - np.log(self.factor[prompt, place, place]))[:, None]
-        log_draws = _sum_by(texts.group_of_text.astype(np.int32), log_density.T, len(texts.prompt_of_group)) - np.log(
-            DRAWS
-        )
-        by_group: FloatArray = self.voices.given(texts, u, log_draws)[1]
-        return by_group
+    z = random_stream(0, DEVIATIONS).standard_normal((n_prompts, m, DRAWS))
+    u = WIDER * np.linalg.solve(factor.transpose(0, 2, 1), z)[prompt, place] + mode[:, None]
+    log_density = 0.5 * z[prompt, place] ** 2 - 0.5 * (u / tau) ** 2
+    log_density += (np.log(WIDER / tau) - np.log(factor[prompt, place, place]))[:, None]
+    log_draws = _sum_by(texts.group_of_text, log_density.T, len(texts.prompt_of_group)) - np.log(DRAWS)
+    return voices.given(texts, u, log_draws).by_group
 
 
-@dataclass(frozen=True, eq=False)
 class _Hypotheses:
     """Every member, draw of deviations and decisiveness, with what the rankings say of each.
 
     Rankings and texts are the last axis of all arrays here, because numpy sums over the other axes faster.
+
+    Args:
+        texts: the rankings.
+        members: rewards of the members for the texts, ``(n_texts, k)``.
+        factors: values of T, ``(n_T,)``.
+        log_shares: log π and log κ, ``(k,)`` and ``(n_T,)``.
+        deviations: draws of deviations of the texts, ``(n_texts, n_draws)``. None: there are none.
+        log_draws: log weight of each draw for each group, ``(n_draws, n_groups)``. None for one draw.
     """
 
-    texts: RankedTexts
-    factors: FloatArray
-    """Values of T, ``(n_T,)``."""
-    rates: list[tuple[Array, Array, Array, Array]]
-    """For every T: log rates and rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
-
-    @classmethod
-    def of(cls, texts: RankedTexts, members: Array, deviations: Array, factors: FloatArray) -> "_Hypotheses":
-        """Return the hypotheses from rewards of texts, ``(n_texts, k)``, and deviations, ``(n_texts, n_draws)``."""
-        logs = [
-            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in (members, deviations)]
-            for factor in factors
+    def __init__(
+        self,
+        texts: RankedTexts,
+        members: Array,
+        factors: FloatArray,
+        log_shares: Sequence[FloatArray],
+        deviations: Array | None = None,
+        log_draws: FloatArray | None = None,
+    ) -> None:
+        self.texts, self.factors, parts = texts, factors, [one for one in (members, deviations) if one is not None]
+        self.logs = [
+            [np.ascontiguousarray(texts.log_rates(one / np.float32(factor)).T) for one in parts] for factor in factors
         ]
-        return cls(texts, factors, [(own, np.exp(own), shared, np.exp(shared)) for own, shared in logs])
-
-    def _block(self, shape: _Shape, texts: IntArray, factor: int) -> tuple[Array, Array]:
-        """Return the arguments of ``shape.log_likelihood`` for some rankings and one T, ``(…, k, n_common, n)``."""
-        own, own_rate, shared, shared_rate = self.rates[factor]
-        rate = np.empty((len(texts), len(own), len(shared), texts.shape[1]), dtype=own.dtype)
-        for position, of_place in enumerate(texts):
-            np.multiply(own_rate[:, None, of_place], shared_rate[None, :, of_place], out=rate[position])
-        alone = texts[shape.alone]
-        return rate, own[:, alone].sum(axis=1)[:, None] + shared[:, alone].sum(axis=1)[None]
-
-    def posterior(
-        self, log_shares: FloatArray, log_factors: FloatArray, log_draws: FloatArray | None = None
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return log P of each group, and the posterior of each person, ``(k, n_draws, n_T, n)``.
-
-        Args:
-            log_shares: log π, ``(k,)``.
-            log_factors: log κ, ``(n_T,)``.
-            log_draws: log weight of each draw of deviations for each group, ``(n_draws, n_groups)``. None for one draw.
-        """
-        texts, n_draws = self.texts, len(self.rates[0][2])
-        likelihood = np.zeros((len(log_shares), n_draws, len(log_factors), len(texts)))
-        for factor in range(len(log_factors)):
-            for shape in texts.shapes:
-                for rankings, of_block in shape.blocks():
-                    found = shape.log_likelihood(*self._block(shape, of_block, factor))[0]
-                    likelihood[:, :, factor, rankings] = found
+        """For every T: log rates of members, ``(k, n_texts)``, then of deviations, ``(n_draws, n_texts)``."""
+        self.rates = [[np.exp(one) for one in of_factor] for of_factor in self.logs]
+        self.terms = list[tuple[Array, list[Array], list[Array]]]()
+        """Of each T and block: what its gradient needs. Only without draws of deviations."""
+        n_draws = 1 if deviations is None else deviations.shape[1]
+        likelihood = np.zeros((members.shape[1], n_draws, len(factors), len(texts)))
+        for factor in range(len(factors)):
+            for shape, rankings, of_block in texts.blocks:
+                rate, log_rate = self._block(of_block, shape.alone, factor)
+                found = shape.log_likelihood(rate, log_rate)
+                likelihood[:, :, factor, rankings] = found[0]
+                if deviations is None:
+                    self.terms.append((rate, *found[1:]))
         joint = _sum_by(texts.person, likelihood, len(texts.group))
-        joint += (log_shares[:, None, None] + log_factors)[..., None]
-        of_person = _log_sum(joint, (0, 2))
-        of_groups = _sum_by(texts.group, of_person, len(texts.prompt_of_group)) + (
-            0.0 if log_draws is None else log_draws
-        )
-        total = _log_sum(of_groups, (0,))
-        joint += ((of_groups - total)[:, texts.group] - of_person)[None, :, None]
-        return total, np.exp(joint, out=joint)
+        joint += (log_shares[0][:, None, None] + log_shares[1])[..., None]
+        self.of_person, self.joint = _log_sum(joint, (0, 2))
+        """log P of each person for each draw, ``(n_draws, n)``; and P(j, T | draw), ``(k, n_draws, n_T, n)``."""
+        of_groups = _sum_by(texts.group, self.of_person, len(texts.prompt_of_group))
+        self.by_group, self.of_draws = _log_sum(of_groups if log_draws is None else of_groups + log_draws, (0,))
+        """log P of each group, ``(n_groups,)``; and the posterior of its draws, ``(n_draws, n_groups)``."""
+
+    def _block(self, texts: IntArray, alone: list[int], factor: int) -> tuple[Array, Array]:
+        """Return the arguments of ``_Shape.log_likelihood`` for some rankings and one T, ``(…, k, n_draws, n)``."""
+        (rates, *draws), logs = self.rates[factor], self.logs[factor]
+        rate, log_rate = rates[:, texts].swapaxes(0, 1)[:, :, None], logs[0][:, texts[alone]].sum(axis=1)[:, None]
+        if draws:
+            rate = rate * draws[0][:, texts].swapaxes(0, 1)[:, None]
+            log_rate = log_rate + logs[1][:, texts[alone]].sum(axis=1)
+        return rate, log_rate
+
+    @property
+    def posterior(self) -> FloatArray:
+        """Posterior of each person, ``(k, n_draws, n_T, n)``."""
+        return np.asarray(self.joint * self.of_draws[:, self.texts.group][None, :, None])
 
     def gradient(self, posterior: FloatArray) -> Array:
-        """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``."""
-        texts, k = self.texts, len(posterior)
-        entries = np.zeros((k, texts.scatter.shape[1]), dtype=np.float32)
+        """Return Σ_rankings E[∂ log PL / ∂ r] of the rewards of texts, ``(n_texts, k)``. Without draws."""
+        texts, terms = self.texts, iter(self.terms)
+        entries = np.zeros((len(posterior), texts.scatter.shape[1]), dtype=np.float32)
         for factor, divisor in enumerate(self.factors):
             of_persons, row = np.asarray(posterior[:, :, factor] / divisor, dtype=np.float32), 0
-            for shape in texts.shapes:
-                for rankings, of_block in shape.blocks():
-                    rate, log_rate = self._block(shape, of_block, factor)
-                    found = shape.log_likelihood(rate, log_rate)[1:]
-                    for slope in shape.gradient(rate, of_persons[..., texts.person[rankings]], *found):
-                        entries[:, row : row + len(rankings)] += slope.sum(axis=1)
-                        row += len(rankings)
+            for shape, rankings, _ in texts.blocks:
+                for slope in shape.gradient(next(terms), of_persons[..., texts.person[rankings]]):
+                    entries[:, row : row + len(rankings)] += slope[:, 0]
+                    row += len(rankings)
         return np.asarray(texts.scatter @ entries.T)
 
 
@@ -453,11 +439,13 @@ def _sum_by(owner: IndexArray, values: FloatArray, n: int) -> FloatArray:
     return np.ascontiguousarray((which @ values.reshape(-1, len(owner)).T).T).reshape(*values.shape[:-1], n)
 
 
-def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
-    """Return log Σ e^v over some axes, which are dropped."""
+def _log_sum(values: FloatArray, axes: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """Return log Σ e^v over some axes, which are dropped, and the share of each e^v in its sum."""
     highest = values.max(axis=axes, keepdims=True)
-    total = np.log(np.exp(values - highest).sum(axis=axes, keepdims=True))
-    return np.asarray((highest + total).squeeze(axis=axes))
+    shares = np.exp(values - highest)
+    total = shares.sum(axis=axes, keepdims=True)
+    shares /= total
+    return np.asarray((highest + np.log(total)).squeeze(axis=axes)), shares
 
 
 LOOSER = 3.0
@@ -468,21 +456,10 @@ LOOSER = 3.0
 class Penalties:
     """Strengths of regularisation, per choice."""
 
-    shared: float
-    """λ_0, of the reward that all members share."""
     own: float
-    """λ, of what is a member's own."""
+    """λ, of what is a member's own. The reward that all members share has ``LOOSER`` times it."""
     single: float
     """λ_0 of one reward for everyone."""
-
-    @classmethod
-    def of(cls, own: float, single: float) -> "Penalties":
-        """Return the strengths of a mixture from the two that are chosen."""
-        return cls(LOOSER * own, own, single)
-
-    def alone(self) -> "Penalties":
-        """Return the strengths of one reward without common parts."""
-        return Penalties(self.single, 0.0, self.single)
 
 
 STEPS = 50
@@ -519,8 +496,7 @@ def fit_voices(
         unknowns[:, 1:] *= START / np.maximum(spread, 1e-12)
     if start is not None:
         unknowns[:, 0] = start
-    strength = np.array([penalties.single if k == 1 else penalties.shared, *[penalties.own] * n_own])
-    no_deviations = np.zeros((len(x), 1), dtype=x.dtype)
+    strength = np.array([LOOSER * penalties.own, *[penalties.own] * k] if n_own else [penalties.single])
 
     def unpack(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         return values[: unknowns.size].reshape(d, -1), values[unknowns.size :][:k], values[unknowns.size + k :]
@@ -529,14 +505,15 @@ def fit_voices(
         weights, *logits = unpack(values)
         rewards = x @ weights.astype(x.dtype)
         members = rewards[:, :1] + rewards[:, 1:] if n_own else rewards
-        hypotheses = _Hypotheses.of(texts, members, no_deviations, np.array(FACTORS))
-        total, posterior = hypotheses.posterior(*(one - logsumexp(one) for one in logits))
-        of_texts = hypotheses.gradient(posterior)
+        log_shares = [one - logsumexp(one) for one in logits]
+        found = _Hypotheses(texts, members, np.array(FACTORS), log_shares)
+        posterior = found.posterior
+        of_texts = found.gradient(posterior)
         both = np.column_stack([of_texts.sum(axis=1), of_texts]) if n_own else of_texts
         slope = strength * weights - (x.T @ both) / n
         counts = posterior.sum(axis=(1, 2, 3)), posterior.sum(axis=(0, 1, 3))
         slopes = [(softmax(one) * count.sum() - count) / n for one, count in zip(logits, counts, strict=True)]
-        value = -float(total.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
+        value = -float(found.by_group.sum()) / n + 0.5 * float(strength @ (weights**2).sum(axis=0))
         return value, np.concatenate([slope.ravel(), *slopes])
 
     first = np.append(unknowns.ravel(), np.zeros(k + len(FACTORS)))
@@ -646,11 +623,25 @@ def fit_judgments(task: FitTask, judgments: Judgments, items: IndexArray) -> Fit
         members, free = as_members(mixture, bound=task.bound), as_members(mixture, bound=1.0)
         history.append(task.measured(members))
     unbounded = free if options.max_disagreement < 1 else None
+    starts = mixtures[len(smaller) :] if size > 1 else []
+    without_one = [mean_of(starts[:i] + starts[i + 1 :], everyone.inputs) for i in range(len(starts))]
+    spread = jackknife(task.test_errors([as_members(one, bound=task.bound) for one in without_one]))
     models = {VOICES: voices.with_nuisances(checked.voices), SINGLE: single.with_nuisances(checked.single)}
     temperature = 1.0 if options.level == "policy" else checked.temperature
     target = "raters" if judgments.linked else "judgments"
-    result = Fitted(members, temperature, baselines, unbounded, history, target, None, checked.choice_model)
-    return replace(result, models={name: asdict(one) for name, one in models.items()})
+    arrays = {name: asdict(one) for name, one in models.items()}
+    found = target, None, spread, checked.choice_model, arrays
+    return Fitted(members, temperature, baselines, unbounded, history, *found)
+
+
+def jackknife(errors: FloatArray) -> float | None:
+    """Return the standard deviation of an error over random seeds, from its values without one start each.
+
+    √((n − 1)/n Σ_i (e_i − mean e)²), the jackknife estimate for a function of n independent starts; None without any.
+
+    Reference: Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 9 (1981).
+    """
+    return float(np.sqrt(len(errors) - 1) * np.std(errors)) if len(errors) else None
 
 
 def members_of(task: FitTask, voices: Voices, *, anchor: FloatArray, bound: float) -> Members:
@@ -723,12 +714,8 @@ class VoicesSearch:
 
     def fitted(self, part: int, k: int, penalties: Penalties) -> Voices:
         """Return a mixture without common parts, fitted without the validation prompts of a part."""
-        start = None
-        if k == 1:
-            penalties = penalties.alone()
-        else:
-            start = self.fitted(part, 1, penalties).theta[:, 0]
-        key = part, k, penalties
+        start = None if k == 1 else self.fitted(part, 1, penalties).theta[:, 0]
+        key = part, k, penalties.single if k == 1 else penalties
         if key not in self.fits:
             learn, seed = self.parts[part][0], self.task.options.seed
             self.fits[key] = fit_voices(learn, k, penalties, start, seed=seed)
@@ -753,9 +740,9 @@ class VoicesSearch:
 
     def choose_penalties(self, k: int) -> Penalties:
         """Choose λ_0 of one reward, then λ of a mixture."""
-        single = self.best_strength(1, lambda strength: Penalties.of(strength, strength))
-        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties.of(strength, single))
-        return Penalties.of(own, single)
+        single = self.best_strength(1, lambda strength: Penalties(strength, strength))
+        own = single if k == 1 else self.best_strength(k, lambda strength: Penalties(strength, single))
+        return Penalties(own, single)
 
     def choose_size(self, penalties: Penalties) -> int:
         """Return the smallest k whose log likelihood is not clearly lower than the best one, by a paired test."""
@@ -802,7 +789,7 @@ class VoicesSearch:
         votes = VotesByRater.of(self.judgments, self.items, train)
         for fold, held_out in zip(folds, rater_groups(votes.n_raters, len(folds) + 1, seed), strict=False):
             learn = self.texts(~fold, ~held_out)
-            single = fit_voices(learn, 1, penalties.alone()).theta
+            single = fit_voices(learn, 1, penalties).theta
             mixture = fit_voices(learn, k, penalties, single[:, 0], seed=seed)
             theta, own = np.column_stack([mixture.theta, single]), votes.of_raters(held_out)
             known, new = (scores(train[rows].difference, theta) for rows in (~fold, fold))
@@ -827,7 +814,7 @@ def gain_of(voices: FloatArray, single: FloatArray, texts: RankedTexts) -> Inter
 
 
 def judgment_figures(
-    models: Mapping[str, Mapping[str, npt.NDArray[Any]]], judgments: Judgments, items: IndexArray, inputs: Array
+    models: Mapping[str, Mapping[str, Any]], judgments: Judgments, items: IndexArray, inputs: Array
 ) -> JudgmentFigures:
     """Measure the models of the test of voices on judgments.
 
@@ -841,7 +828,7 @@ def judgment_figures(
         inputs: of the texts, ``(n_items, d)``.
     """
     texts = RankedTexts.of(judgments.unlinked(), items, inputs)
-    voices, single = (_restored(models[name]).by_group(texts) for name in (VOICES, SINGLE))
+    voices, single = (Voices(**models[name]).by_group(texts) for name in (VOICES, SINGLE))
     return JudgmentFigures(
         n=judgments.n,
         prompts=judgments.n_prompts,
@@ -849,10 +836,4 @@ def judgment_figures(
         uniform=sum(shape.uniform() for shape in texts.shapes) / judgments.n,
         best_single=float(single.sum()) / judgments.n,
         gain=gain_of(voices, single, texts),
-    )
-
-
-def _restored(arrays: Mapping[str, npt.NDArray[Any]]) -> Voices:
-    return Voices(
-        arrays["theta"], arrays["shares"], arrays["factor_shares"], arrays["factors"], float(arrays["deviation"])
     )

@@ -48,8 +48,6 @@ def best_of_n_kl(n: int) -> float:
     Reference: Stiennon et al., "Learning to summarize from human feedback" (2020); Beirami et al., "Theoretical
     guarantees on the best-of-n alignment policy" (2024) for the bound.
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}.")
     return math.log(n) - (n - 1) / n
 
 

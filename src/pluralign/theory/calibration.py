@@ -25,6 +25,9 @@ from pluralign.core.arrays import FloatArray, Mask
 MAX_IDENTITY_VOTES = 3
 """Up to this many votes per pair, the corrected floor is 0 by definition (``floor_is_measurable``)."""
 
+SMALLEST_PROBABILITY = 1e-6
+"""Smallest probability of either side in ``log_loss``."""
+
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
@@ -221,25 +224,18 @@ def brier_corrected(
     return mean_known(squared_error(prob_hat, prob_a) - sampling_noise(prob_a, n_votes, n_ties))
 
 
-def log_loss(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, clip: float = 1e-6) -> float:
+def log_loss(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> float:
     """Compute the cross-entropy of the prediction against the observed shares, in nats.
 
-    -mean [p log q + (1 - p) log(1 - q)] with q = p_hat clipped to [clip, 1 - clip]. The minimum is the entropy of the
-    votes, not zero. The value depends on ``clip``: a vote against a unanimous ensemble costs -log(clip).
-
-    Args:
-        prob_hat: predicted shares, ``(n_pairs,)``.
-        prob_a: observed shares, ``(n_pairs,)``.
-        clip: smallest probability of either side.
+    -mean [p log q + (1 - p) log(1 - q)] with q = p_hat clipped to [c, 1 - c], c = ``SMALLEST_PROBABILITY``. The minimum
+    is the entropy of the votes, not zero. A vote against a unanimous ensemble costs -log c.
 
     Example:
         >>> round(log_loss([0.5, 0.5], [0.75, 1.0]), 4)
         0.6931
     """
-    if not 0.0 < clip < 0.5:
-        raise ValueError(f"clip must lie strictly between 0 and 1/2, but it is {clip:g}.")
     p = checked("prob_a", prob_a)
-    q = np.clip(checked("prob_hat", prob_hat, p.shape), clip, 1.0 - clip)
+    q = np.clip(checked("prob_hat", prob_hat, p.shape), SMALLEST_PROBABILITY, 1.0 - SMALLEST_PROBABILITY)
     return float(-(p * np.log(q) + (1.0 - p) * np.log1p(-q)).mean())
 
 
@@ -426,8 +422,6 @@ def reliability(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, n_bins: int = 10
     """
     p = checked("prob_a", prob_a)
     q = checked("prob_hat", prob_hat, p.shape)
-    if n_bins < 1:
-        raise ValueError(f"n_bins must be at least 1, but it is {n_bins}.")
     # Equal sums of weights differ in the last digits with the order of addition; 9 decimals make them equal again.
     _, group, size = np.unique(np.round(q, 9), return_inverse=True, return_counts=True)
     position = ((np.cumsum(size) - size / 2.0) / p.size)[group]

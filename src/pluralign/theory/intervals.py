@@ -65,10 +65,6 @@ def clustered_interval(
     labels = np.asarray(clusters)
     if labels.shape != x.shape:
         raise ValueError(f"clusters must have shape {x.shape}, but it has shape {labels.shape}.")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, but it is {level:g}.")
-    if n_resamples < 2:
-        raise ValueError(f"n_resamples must be at least 2, but it is {n_resamples}.")
     known = ~np.isnan(x)
     _, index = np.unique(labels[known], return_inverse=True)
     sums, counts = np.bincount(index, x[known]), np.bincount(index).astype(np.float64)

@@ -48,8 +48,6 @@ def kendall_tau_b(rewards: npt.ArrayLike) -> FloatArray:
     r = np.asarray(rewards, dtype=np.float64)
     if r.ndim != 2 or not r.size:
         raise ValueError(f"rewards must have shape (n_responses, n_members), but they have shape {r.shape}.")
-    if not np.isfinite(r).all():
-        raise ValueError("rewards must be finite numbers.")
     n, k = r.shape
     product = np.zeros((k, k))
     rows = max(1, SIGNS_PER_BLOCK // (n * k))
@@ -94,8 +92,6 @@ def mean_tau(rewards: Sequence[npt.ArrayLike]) -> MeanTau:
 
     Reference: Section 5, Figure 3.
     """
-    if not len(rewards):
-        raise ValueError("rewards must hold the rewards of at least one prompt.")
     taus = np.stack([kendall_tau_b(of_prompt) for of_prompt in rewards])
     off = ~np.eye(taus.shape[1], dtype=bool)
     per_prompt, _ = _mean(taus[:, off].T)
@@ -149,8 +145,6 @@ def vote_agreement(votes: npt.ArrayLike, others: npt.ArrayLike | None = None) ->
                [0.75, 1.  ]])
     """
     v = np.asarray(votes, dtype=np.float64)
-    if v.ndim != 2 or not v.size:
-        raise ValueError(f"votes must have shape (n_pairs, n_members), but they have shape {v.shape}.")
     w = v if others is None else np.asarray(others, dtype=np.float64)
     return np.asarray((v.T @ w + (1.0 - v).T @ (1.0 - w)) / len(v))
 

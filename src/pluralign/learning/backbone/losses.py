@@ -134,10 +134,10 @@ class RankingLoss(torch.autograd.Function):
                 gradient is then that of the whole likelihood. Default: from these judgments.
         """
         ranked = replace(texts, inputs=rewards.detach().cpu().double().numpy())
-        hypotheses, total, own = rewards_as_voices(voices).given(ranked, np.zeros((len(rewards), 1)))
-        slope, n = hypotheses.gradient(own if posterior is None else posterior), max(texts.n_choices, 1)
+        found, n = rewards_as_voices(voices).given(ranked), max(texts.n_choices, 1)
+        slope = found.gradient(found.posterior if posterior is None else posterior)
         ctx.slope = torch.from_numpy(-slope / n).to(rewards)
-        return rewards.new_tensor(-total.sum() / n)
+        return rewards.new_tensor(-found.by_group.sum() / n)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
