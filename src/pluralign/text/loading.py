@@ -507,6 +507,12 @@ def without_adapter(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def sort_targets(adapted: Any) -> None:
+    """Sort the names of adapted layers: peft has a set and would save them in an order that differs between runs."""
+    config = adapted.peft_config["default"]
+    config.target_modules = sorted(config.target_modules)
+
+
 def context_length(model: Any, tokenizer: Any) -> int:
     """Return the maximum number of tokens that a model reads."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
