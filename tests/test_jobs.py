@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,12 @@ def test_a_finished_job_does_damaged_and_missing_shards_again(damage: Callable[[
     again = encode(VOTES, tmp_path, **SMALL)
     assert contents(tmp_path) == before
     assert again.resumed == again.shards - 1
+
+
+def test_two_runs_of_one_job_take_turns(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: encode(VOTES, tmp_path, **SMALL), range(2)))
+    assert sorted(run.resumed for run in done) == [0, done[0].shards]
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------------

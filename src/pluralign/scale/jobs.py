@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
-from pluralign.core.files import atomic_write, refuse_foreign
+from pluralign.core.files import atomic_write, locked, refuse_foreign
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.text import counted, one_line
 from pluralign.core.types import Progress
@@ -225,11 +225,12 @@ def run_job(
     """
     started, description = time.perf_counter(), job.folder / job.description_file
     refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
-    before = None if _is_finished(job, description) else _do_shards(job, description, texts, options, progress)
-    found = shards.read_stored(Described, description)
-    shutil.rmtree(job.plan.parent, ignore_errors=True)
-    for leftover in job.results.glob(".part-*.partial"):  # of killed workers
-        leftover.unlink(missing_ok=True)
+    with locked(job.folder):  # a second run of the same job waits, and finds it finished
+        before = None if _is_finished(job, description) else _do_shards(job, description, texts, options, progress)
+        found = shards.read_stored(Described, description)
+        shutil.rmtree(job.plan.parent, ignore_errors=True)
+        for leftover in job.results.glob(".part-*.partial"):  # of killed workers
+            leftover.unlink(missing_ok=True)
     resumed, seconds = found.shards if before is None else before, time.perf_counter() - started
     return WrittenShards(str(job.folder), made_by, found.dimension, found.rows, found.shards, resumed, seconds)
 
