@@ -261,6 +261,7 @@ def test_a_wrong_name_or_value_is_one_sentence(text: str, sentence: str, config:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"pluralign: {path}: {sentence}")
     assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith((".\n", "?\n"))
 
 
 def test_a_file_that_is_missing_or_no_toml_is_one_sentence(config: Callable[[str], Path], tmp_path: Path) -> None:

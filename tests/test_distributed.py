@@ -42,6 +42,16 @@ def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.Mon
     assert not launched_process().first
 
 
+@pytest.mark.parametrize(("count", "rank"), [("x", "0"), ("-1", "0"), ("0", "0"), ("2", "2"), ("9" * 30, "0")])
+def test_a_launch_that_cannot_be_is_one_sentence(count: str, rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", count)
+    monkeypatch.setenv("RANK", rank)
+    done = run("inspect", "demo:40", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("pluralign: RANK")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_command_leaves_the_process_group_of_its_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -408,6 +408,8 @@ def test_trainer_prints_nothing_to_stdout_or_to_a_redirected_stderr(
     done = run_process("fit", data, "-o", tmp_path / "town", "--backbone", llama, *FIT, "--json", "--lora")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tuning"]["lora"] is True
+    adapter = json.loads((tmp_path / "town" / "backbone" / "adapter_config.json").read_text())
+    assert adapter["target_modules"] == sorted(adapter["target_modules"]), "the same files in every run"
     assert done.stderr == f"note: {llama} has no padding token, so its end token is used.\n"
 
 

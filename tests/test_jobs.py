@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,8 @@ def test_other_settings_in_the_same_folder_raise_data_error(
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("features.json", "[", r"features\.json: it is damaged"),
+        ("features.json", "[" * 100_000, r"features\.json: it is damaged"),
+        ("features.json", "[]", r"features\.json: it is damaged"),
         (".unfinished/plan.json", "{}", r"plan\.json: it is damaged"),
         ("vectors/part-00000.parquet", "theirs", "1 shard of another job; name an empty folder"),
     ],
@@ -176,6 +178,22 @@ def test_files_of_something_else_raise_data_error(tmp_path: Path, name: str, tex
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=sentence):
         encode(VOTES, tmp_path, **SMALL)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_finished_job_does_damaged_and_missing_shards_again(damage: Callable[[Path], Any], tmp_path: Path) -> None:
+    encode(VOTES, tmp_path, **SMALL)
+    before = contents(tmp_path)
+    damage(parts(tmp_path / "vectors")[-1])
+    again = encode(VOTES, tmp_path, **SMALL)
+    assert contents(tmp_path) == before
+    assert again.resumed == again.shards - 1
+
+
+def test_two_runs_of_one_job_take_turns(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: encode(VOTES, tmp_path, **SMALL), range(2)))
+    assert sorted(run.resumed for run in done) == [0, done[0].shards]
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------------

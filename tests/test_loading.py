@@ -119,6 +119,10 @@ EVIL = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["
         ("config.json", {"attn_implementation": "evil/kernel"}),
         ("2_Dense/config.json", {"activation_function": "evil.Evil"}),
         ("2_Router/router_config.json", {"types": {"query": "evil.Evil"}}),
+        ("2_Words/wordembedding_config.json", {"tokenizer_class": "sentence_transformers.base.model.torch"}),
+        ("sentence_bert_config.json", {"tokenizer_name_or_path": "/elsewhere"}),
+        ("sentence_bert_config.json", {"processor_kwargs": {"tokenizer_file": "/elsewhere/tokenizer.json"}}),
+        ("sentence_bert_config.json", {"model_args": {"use_safetensors": False}}),
     ],
     ids=str,
 )
@@ -129,6 +133,29 @@ def test_a_model_folder_runs_no_code(sound: Path, tmp_path: Path, door: str, fil
     with pytest.raises(DataError, match=rf"{file}: its \w+ \(.*\) names code that is not part of a known library"):
         DOORS[door](folder)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_model_folder_is_read_alone(sound: Path, tmp_path: Path, door: str) -> None:
+    """No link, index or adapter makes a library read files outside the folder, or pickled ones."""
+    source, folder = sound / ("encoder" if door == "encoder" else "causal"), tmp_path / "model"
+    spoils: dict[str, Callable[[], Any]] = {
+        "vocab.txt: it is a link out of": lambda: (folder / "vocab.txt").symlink_to(source / "tokenizer.json"),
+        r"index\.json: its weight_map": lambda: changed(
+            folder / "model.safetensors.index.json", weight_map={"a": "../encoder/model.safetensors"}
+        ),
+        "it holds an adapter": lambda: changed(folder / "0_Body" / "adapter_config.json", peft_type="LORA"),
+        "no safetensors weights": lambda: (folder / "pytorch_model.bin").write_bytes(
+            (folder / "model.safetensors").rename(folder / "other.safetensors").read_bytes()
+        ),
+    }
+    for problem, spoil in spoils.items():
+        shutil.copytree(source, folder)
+        (folder / "0_Body").mkdir()
+        spoil()
+        with pytest.raises(DataError, match=problem):
+            DOORS[door](folder)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

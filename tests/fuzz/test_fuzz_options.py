@@ -24,7 +24,18 @@ TOML = (
     b"[rename]\na = 1",
     b"output = 'foreign.csv'",
     b"k = 1e999",
+    b'seed = "\\u202e\\u001b]0;t"',
+    b"overwrite = 'x'",
 )
+VARIABLES = {
+    "RANK": ("x", "5", ""),
+    "WORLD_SIZE": ("x", "-1", "0"),
+    "COLUMNS": ("0", "-5", "x"),
+    "PLURALIGN_CACHE": ("/dev/null", "\x01", "a" * 300),
+    "PLURALIGN_API_KEY": ("", "\u00e9", "\x7f"),
+    "OPENAI_API_KEY": ("\u00e9", "\x01"),
+    "PLURALIGN_CHECKPOINT_SECONDS": ("nan", "x"),
+}
 FOREIGN = "prompt,chosen,rejected\n"
 SLOW = {"serve", "demo", "generate", "tune", "reproduce", "encode", "fit"}
 """Commands that would run long, or for ever, with valid arguments: their arguments are hostile too."""
@@ -71,6 +82,9 @@ def test_hostile_options_are_used_or_explained(
     foreign[1].parent.mkdir()
     for file in foreign:
         file.write_text(FOREIGN)
+    if random.random() < 0.3:
+        name = str(random.choice(list(VARIABLES)))
+        monkeypatch.setenv(name, str(random.choice(VARIABLES[name])))
     done = run(command, *words)
     keeps_contract(done, words)
     assert "\x1b]" not in done.stdout + done.stderr, words

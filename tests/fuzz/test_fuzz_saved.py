@@ -16,6 +16,7 @@ from pluralign import RewardEnsemble, town_hall
 from pluralign.ensemble.folder import ENSEMBLE_FILE, sealed
 from pluralign.measuring.individuals import load_representation, save_representation
 
+SHARDS = ("--encoder", "hashing:32", "--shard-rows", "20")
 LINE = json.dumps({"prompt": "Tea?", "response": "Yes.", "response_a": "Yes.", "response_b": "No, thank you."})
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-320, 1e308, 10**400, float("nan"), float("inf")),
@@ -134,6 +135,27 @@ def test_a_damaged_ensemble_is_used_as_a_whole_or_refused(case: int, saved: Path
         essential = path.name == ENSEMBLE_FILE or path.name.startswith("ensemble-")
         if essential and kind != "resealed" and what:
             assert done.returncode == 2, (what, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def stored(votes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "features"
+    assert run("encode", votes, "-o", folder, *SHARDS).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("case", cases(share=0.25))
+def test_damaged_shards_are_done_again_or_named(case: int, stored: Path, votes: Path, tmp_path: Path) -> None:
+    random, folder = random_of(case, "shards"), tmp_path / "features"
+    shutil.copytree(stored, folder)
+    path = sorted(folder.rglob("*.*"))[case % 3]
+    is_json = path.suffix == ".json" and random.random() < 0.7
+    what = damage_json(path, random, reseal=False) if is_json else damage_bytes(path, random)
+    done = run("encode", votes, "-o", folder, *SHARDS)
+    keeps_contract(done, what)
+    keeps_contract(run("fit", votes, "-o", tmp_path / "out", "--features", folder, "--k", "1", *SHARDS[:2]), what)
+    if "removed" in what and done.returncode == 0:
+        assert path.is_file()
 
 
 def test_an_undamaged_folder_is_used_by_every_command(saved: Path, votes: Path, tmp_path: Path) -> None:

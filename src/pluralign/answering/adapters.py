@@ -25,7 +25,7 @@ from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_folder
 from pluralign.core.processes import launched_process
 from pluralign.text.causal import LocalModel, token_log_probs
-from pluralign.text.loading import quiet_transformers, random_states_restored
+from pluralign.text.loading import quiet_transformers, random_states_restored, sort_targets
 from pluralign.text.options import SamplingOptions
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
@@ -372,6 +372,7 @@ def grpo_trainer(run: "Run", reward: RewardFunction, scratch: str) -> Any:
 def save_adapter(adapted: Any, base: str, folder: Path) -> None:
     """Write an adapter in the format of ``PeftModel.from_pretrained`` and vLLM, in one atomic write."""
     adapted.peft_config["default"].base_model_name_or_path = base
+    sort_targets(adapted)
     with atomic_folder(folder) as new:
         with quiet_trainers():
             adapted.save_pretrained(new, save_embedding_layers=False)

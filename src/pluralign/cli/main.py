@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve
-from pluralign.cli.console import log_to_stderr, say
+from pluralign.cli.console import is_first_process, log_to_stderr, say
 from pluralign.core.errors import ON_COMMAND_LINE, PluralignError, UsageError
 from pluralign.core.text import is_unicode, one_line, printable
 from pluralign.core.version import __version__
@@ -70,6 +70,8 @@ def main() -> None:
     ON_COMMAND_LINE.set()
     try:
         _check_words(sys.argv[1:])
+        if {"RANK", "WORLD_SIZE"} & os.environ.keys():
+            is_first_process()  # an impossible launch is an error before any output
         _run()
     except PluralignError as error:
         _fail(str(error))

@@ -15,7 +15,7 @@ from pluralign.answering.options import TuneOptions
 from pluralign.cli.console import output_file, output_folder
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.options import as_flags, check_seed
-from pluralign.core.text import one_line
+from pluralign.core.text import one_line, shortened
 from pluralign.core.version import __version__
 from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.learning.options import FinetuneOptions, FitOptions
@@ -201,12 +201,13 @@ def read_config(context: typer.Context, file: Path | None) -> None:
         if "\0" in str(value):
             raise UsageError(f"{file}: {name} must not have a null character.")
         if isinstance(value, Mapping | list) and not known[option].multiple:
-            raise UsageError(f"{file}: {name} must be one value, not {value!r}.")
+            raise UsageError(f"{file}: {name} must be one value, not {shortened(repr(value), 80)}.")
         values[known[option].name] = words if known[option].multiple else words[0]
         try:
             known[option].process_value(context, values[known[option].name])
         except typer.BadParameter as error:
-            raise UsageError(f"{file}: {name} cannot be {value!r}: {error.message}") from None
+            reason = error.message.replace("Input", "it").rstrip(".")
+            raise UsageError(f"{file}: {name} cannot be {shortened(repr(value), 80)}: {reason}.") from None
     context.default_map = values
 
 

@@ -58,9 +58,9 @@ def from_json(kind: type[Value], value: Any) -> Value:
         >>> from_json(Score, {"brier": None, "other": 3})
         Score(brier=nan, k=1)
     """
-    hints = get_type_hints(kind)
+    hints, found = get_type_hints(kind), _checked(value, isinstance(value, Mapping))
     parts = {part.name for part in dataclasses.fields(kind) if part.init}  # type: ignore[arg-type]
-    return kind(**{name: _build(hints[name], item) for name, item in value.items() if name in parts})
+    return kind(**{name: _build(hints[name], item) for name, item in found.items() if name in parts})
 
 
 def _build(hint: Any, value: Any) -> Any:
@@ -75,7 +75,7 @@ def _build(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return _checked(value, value in arguments)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_json(hint, _checked(value, isinstance(value, Mapping)))
+        return from_json(hint, value)
     if hint is float:
         is_number = value is None or type(value) is float or (type(value) is int and abs(value) < LARGEST)
         return float(_checked(math.nan if value is None else value, is_number))

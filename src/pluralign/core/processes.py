@@ -104,8 +104,15 @@ def launched_process() -> Processes:
     """Return the position of this process in its launch, from the launcher's environment. It does not join the others.
 
     ``accelerate launch`` and ``torchrun`` set RANK and WORLD_SIZE; without them the process is alone.
+
+    Raises:
+        UsageError: they are not a place in a launch.
     """
-    return Processes(int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0")))
+    count, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    if not (count.isdecimal() and rank.isdecimal() and len(count) < 10 and int(rank[:10]) < int(count)):
+        message = f"RANK {rank[:20]!r} and WORLD_SIZE {count[:20]!r} are not a place in a launch: unset both."
+        raise UsageError(message)
+    return Processes(int(count), int(rank))
 
 
 def this_process() -> Processes:

@@ -5,7 +5,7 @@ Decided here: the settings of each job, which shards are left to do, and the des
 Resuming: a shard is done if its result file exists, because result files are written atomically. No other record of
 progress is needed. A lost worker costs the shard it was working on, and the same call does the shards that are left.
 The plan, ``.unfinished/plan.json``, fixes the shards and the settings of the job. The description of the results is
-written last; where it exists, the job is done.
+written last; where it exists, the job is done, unless a result file is missing or damaged.
 """
 
 import itertools
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError, UsageError
-from pluralign.core.files import atomic_write, refuse_foreign
+from pluralign.core.files import atomic_write, locked, refuse_foreign
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.text import counted, one_line
 from pluralign.core.types import Progress
@@ -225,14 +225,28 @@ def run_job(
     """
     started, description = time.perf_counter(), job.folder / job.description_file
     refuse_foreign(job.folder, job.description_file, VECTORS_FOLDER, "part-")
-    before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
-    found = shards.read_stored(Described, description)
-    _check_settings(job, found.settings)
-    shutil.rmtree(job.plan.parent, ignore_errors=True)
-    for leftover in job.results.glob(".part-*.partial"):  # of killed workers
-        leftover.unlink(missing_ok=True)
+    with locked(job.folder):  # a second run of the same job waits, and finds it finished
+        before = None if _is_finished(job, description) else _do_shards(job, description, texts, options, progress)
+        found = shards.read_stored(Described, description)
+        shutil.rmtree(job.plan.parent, ignore_errors=True)
+        for leftover in job.results.glob(".part-*.partial"):  # of killed workers
+            leftover.unlink(missing_ok=True)
     resumed, seconds = found.shards if before is None else before, time.perf_counter() - started
     return WrittenShards(str(job.folder), made_by, found.dimension, found.rows, found.shards, resumed, seconds)
+
+
+def _is_finished(job: Job, description: Path) -> bool:
+    """Return whether a job is described and has all its shards. Damaged ones are removed, to be done again."""
+    if not description.is_file():
+        return False
+    found = shards.read_stored(Described, description)
+    _check_settings(job, found.settings)
+    for name in shards.finished_results(job.results):
+        try:
+            pq.read_metadata(job.results / name)
+        except (OSError, pa.ArrowException):
+            (job.results / name).unlink(missing_ok=True)
+    return len(shards.finished_results(job.results)) >= found.shards
 
 
 def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions, progress: Progress | None) -> int:
@@ -267,7 +281,8 @@ def _read_or_make_plan(job: Job, texts: Texts) -> Plan:
         plan = shards.read_stored(Plan, job.plan)
         _check_settings(job, plan.settings)
         return plan
-    if others := len(shards.finished_results(job.results)):
+    is_ours = (job.folder / job.description_file).is_file()
+    if not is_ours and (others := len(shards.finished_results(job.results))):
         problem = f"it holds {counted(others, 'shard')} of another job"
         raise DataError(problem, file=str(job.results), remedy="name an empty folder")
     try:

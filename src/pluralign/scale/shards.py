@@ -77,7 +77,7 @@ def read_stored(kind: type[Value], path: Path) -> Value:
     """Return a dataclass that is stored as JSON. Raises DataError if the file is damaged."""
     try:
         return from_json(kind, json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         problem = "it is damaged, or another program wrote it"
         raise DataError(problem, file=str(path), remedy="name an empty folder") from None
 

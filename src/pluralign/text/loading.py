@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import os
 import random
 import re
 import shutil
@@ -251,11 +252,16 @@ MODULE = re.compile(
 """Known classes of the modules of a sentence encoder."""
 CODE_KEYS = ("auto_map", "megatron_config", "trust_remote_code")
 """Settings by which transformers and peft import Python that a folder or a repository brings along."""
+READ_ELSEWHERE = re.compile(
+    r"(\w+_)?(file|name_or_path)|cache_dir|subfolder|variant|weights_only|use_safetensors|use_kernels|kernel_config"
+    r"|adapter_kwargs"
+)
+"""Settings by which ``sentence_*_config.json`` makes transformers read other files, or pickled ones."""
 ALLOWED = {
     "type": MODULE,
     "types": MODULE,
-    "tokenizer_class": re.compile(r"[^.]*|sentence_transformers\..+"),
-    "activation_function": re.compile(r"[^.]*|torch\.nn\..+"),
+    "tokenizer_class": re.compile(r"[^.]*|sentence_transformers\.([\w.]+\.)?(Whitespace|Phrase)Tokenizer"),
+    "activation_function": re.compile(r"[^.]*|torch\.nn\.([\w.]+\.)?[A-Z]\w*"),
     "attn_implementation": re.compile("[^/]*"),  # with a slash it is a repository of compiled code
     "experts_implementation": re.compile("[^/]*"),
     "peft_type": re.compile("LORA"),  # other kinds read more files
@@ -264,12 +270,17 @@ ALLOWED = {
 """Allowed values of settings that name code. ``type`` is one in ``modules.json``, and ``types`` one of a Router."""
 CONFIGURATION = re.compile(
     r"modules\.json|config_sentence_transformers\.json"
-    r"|((sentence_[\w-]+|tokenizer|generation|(video_)?(pre)?processor|adapter|router)_)?config\.json"
+    r"|((sentence_[\w-]+|tokenizer|generation|(video_)?(pre)?processor|adapter|router|wordembedding)_)?config\.json"
 )
 """JSON files that name classes."""
 VOCABULARY = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """JSON files whose keys are words."""
 PICKLED = ("pytorch_model*.bin", "adapter_model*.bin", "*.pkl", "*.pickle")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+"""Files that libraries prefer to pickled ones."""
+SHARD = re.compile(r"[\w.-]+\.safetensors")
+HUB_BLOB = re.compile(r"/models--[^/]+/blobs/\w+")
+"""Where the files of a snapshot in the cache of the hub link to."""
 
 
 def check_model(folder: Path, *, adapter: bool = False) -> None:
@@ -285,16 +296,17 @@ def check_model(folder: Path, *, adapter: bool = False) -> None:
     """
     paths = sorted(folder.rglob("*"))
     for path in paths:
-        if path.is_dir() and path.is_symlink():
-            raise DataError("it is a link to another folder", file=str(path), remedy="replace it by a copy")
+        target = Path(os.path.realpath(path)) if path.is_symlink() else None
+        if target and (path.is_dir() or not (target.is_relative_to(folder.resolve()) or HUB_BLOB.search(str(target)))):
+            raise DataError("it is a link out of the folder", file=str(path), remedy="replace it by a copy")
         if path.suffix in (".json", ".safetensors") and path.is_file():
             stat = path.stat()
             _check_file(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    if ADAPTER_FILE in names and not adapter:
+    if not adapter and any(path.name == ADAPTER_FILE for path in paths):
         remedy = "name its base model, or merge both with peft and save the result"
         raise DataError("it holds an adapter, not a whole model", file=str(folder), remedy=remedy)
-    with_weights = {path.parent for path in paths if path.suffix == ".safetensors"}
+    with_weights = {path.parent for path in paths if path.name in WEIGHTS}
     pickled = [path for path in paths if path.parent not in with_weights and any(map(path.match, PICKLED))]
     if pickled:
         raise _no_weights(str(pickled[0].parent), names)
@@ -316,6 +328,11 @@ def _check_file(path: Path, *_: int) -> None:
                 return
         except (OSError, SafetensorError) as error:
             raise DataError(f"it is damaged ({one_line(error)})", file=str(path), remedy=COPY_AGAIN) from None
+    if path.name.endswith("safetensors.index.json"):
+        shards = read_json(path).get("weight_map", {})
+        if not isinstance(shards, dict) or not all(SHARD.fullmatch(str(name)) for name in shards.values()):
+            problem = "its weight_map must name safetensors files in its folder"
+            raise DataError(problem, file=str(path), remedy=COPY_AGAIN)
     is_config = CONFIGURATION.fullmatch(path.name)
     if not is_config and path.name not in VOCABULARY:
         return
@@ -340,6 +357,8 @@ def _is_foreign(file: str, key: str, value: Any) -> bool:
     key = key.lstrip("_")
     if key in CODE_KEYS:
         return bool(value)
+    if file.startswith("sentence_") and READ_ELSEWHERE.fullmatch(key):
+        return value is not None
     if key == "path" and file == "modules.json":
         return Path(str(value)).is_absolute() or ".." in Path(str(value)).parts
     if key not in ALLOWED or (key == "type" and file != "modules.json"):
@@ -486,6 +505,12 @@ def device_name() -> str:
 def without_adapter(model: Any) -> Any:
     """Return the model under a peft adapter, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def sort_targets(adapted: Any) -> None:
+    """Sort the names of adapted layers: peft has a set and would save them in an order that differs between runs."""
+    config = adapted.peft_config["default"]
+    config.target_modules = sorted(config.target_modules)
 
 
 def context_length(model: Any, tokenizer: Any) -> int:

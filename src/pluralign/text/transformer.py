@@ -183,7 +183,7 @@ class ModelEncoder:
             from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule, Transformer
         except ImportError:
             raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
-        precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
+        precision = {"dtype": "bfloat16" if self.half else "float32", "use_safetensors": True}  # not the folder's own
         body: Any
         prompts: dict[str, Any] = {}
         if loading.is_sentence_encoder(self.folder):

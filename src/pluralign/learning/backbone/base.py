@@ -21,7 +21,7 @@ from pluralign.learning.bradley_terry import Teacher, fit_teacher
 from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.text.classifier import classifier_head, classifier_rewards, remove_head, tokens_and_cut, use_float32_head
-from pluralign.text.loading import Tokens, context_length, load_tokenizer, loading, model_folder
+from pluralign.text.loading import Tokens, context_length, load_tokenizer, loading, model_folder, sort_targets
 from pluralign.votes.prompts import Item, Prompt
 
 HEAD_DEVIATION = 0.02
@@ -152,10 +152,12 @@ def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
         lora_alpha=2 * rank,
         lora_dropout=0.0,
         target_modules="all-linear",
-        exclude_modules=outer,
+        exclude_modules=sorted(outer),
         modules_to_save=sorted(outer),
     )
-    return peft.get_peft_model(model, config)
+    adapted = peft.get_peft_model(model, config)
+    sort_targets(adapted)
+    return adapted
 
 
 # --- Fitted heads: fine-tuning starts from the ensemble on the base model's frozen states instead of random rewards.
