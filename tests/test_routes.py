@@ -113,6 +113,19 @@ def test_rerank_scores_by_weighted_pairwise_support(client: Client, ensemble: Re
     assert client.json("/rerank", {"query": "Tea?", "texts": ["Yes"]}) == [{"index": 0, "score": 0.5}]
 
 
+def test_texts_unlike_those_people_voted_on_are_last_in_a_ranking_and_get_no_support(client: Client) -> None:
+    texts = ["asdf jkl qwer", *TEXTS, "\U0001f600", "blue blue blue the the"]
+    status, headers, content = client.send("/rerank", {"query": "Tea?", "texts": texts})
+    assert (status, headers["pluralign-unlike"]) == (200, "0, 4, 5")
+    ranked = [(one["index"], one["score"]) for one in json.loads(content)]
+    assert {index for index, _ in ranked[3:]} == {0, 4, 5}
+    assert [score for _, score in ranked[3:]] == [0, 0, 0]
+    alone = client.json("/v2/rerank", {"query": "Tea?", "documents": TEXTS})["results"]
+    assert ranked[:3] == [(one["index"] + 1, one["relevance_score"]) for one in alone], "they are no rivals"
+    _, headers, _ = client.send("/v2/rerank", {"query": "Tea?", "documents": texts, "model": "town:member-0"})
+    assert "pluralign-unlike" not in headers, "a member's ranking states no share of people"
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_cohere_rerank_accepts_a_member_as_model_id(client: Client, ensemble: RewardEnsemble, path: str) -> None:
     documents = [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]

@@ -34,7 +34,7 @@ from pluralign.theory.calibration import policy_prob, with_undecided
 from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.load import load_preferences
-from pluralign.votes.prompts import Prompt
+from pluralign.votes.prompts import Message, Prompt
 
 TEXTS = ["A", "B", "C", "D"]
 WEIGHTS = np.array([0.4, 0.35, 0.25])
@@ -214,8 +214,20 @@ def gate(votes: PreferenceSet) -> NoveltyGate:
 
 def test_word_salad_and_empty_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:
     assert gate.reasons(votes.prompts[0], SALAD) == [REASONS["words"]] * 2
-    assert gate.reasons("Tea?", ["", " \n"]) == ["it is empty"] * 2
+    assert gate.reasons("Tea?", ["", " \n"]) == [REASONS["empty"]] * 2
     assert gate.reasons("Tea?", []) == []
+
+
+def test_texts_without_a_known_word_and_copies_of_the_question_are_refused(gate: NoveltyGate) -> None:
+    foreign = ["\U0001f600", "\x00\x01", "!?!", "qwertz.", "\u6211\u652f\u6301\u8fd9\u4e2a", "<\u202e>"]
+    assert gate.reasons("Tea?", foreign) == [REASONS["unknown"]] * len(foreign)
+    question = "Should the town plant more trees?"
+    assert gate.reasons(question, [question, "should the town plant more trees!"]) == [REASONS["copy"]] * 2
+    chat = (Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", question))
+    assert gate.reasons(chat, [question]) == [REASONS["copy"]]
+    assert gate.reasons(question, ["The town should plant more trees."]) == [""]
+    assert gate.reasons("No or yes?", ["No or yes."]) == [""], "a short question may name its answers"
+    assert len({gate.reasons(question, [f"It{mark}s right for the town."])[0] for mark in "'\u2019"}) == 1
 
 
 def test_shuffled_words_of_real_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:

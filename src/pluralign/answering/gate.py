@@ -9,7 +9,8 @@ weight. The gate knows the held-out texts of the fit, and measures four things o
 - *topic*: the distance between text and question, in the last layer of the ensemble's encoder, if it is a language
   model. It finds texts about something else.
 
-A text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
+Texts without any word of the held-out texts, such as emoji, and copies of the question are refused without a measure.
+Any other text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
 not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A text
 that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how often the gate is wrong. The gate
 does not know whether a statement is true, or fair to its slate.
@@ -28,6 +29,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pluralign.answering.request import Encode, at_once
+from pluralign.answering.slate import NEAR_DUPLICATE, similarity
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.text.encoders import TextFeatures, encode as encoded
 from pluralign.text.finetuned import FinetunedFeatures
@@ -58,7 +60,12 @@ TOPIC_LENGTH = 24
 PAIR_SHARE = 0.8
 """λ of the word model: weight of the word-pair estimate beside the word estimate."""
 REPEATS_WITHIN = 3
+COPY_LENGTH = 4
+"""Words of the shortest question of which a copy is refused: "Tea or coffee." may answer "Tea or coffee?"."""
 REASONS = {
+    "empty": "it is empty",
+    "unknown": "none of its words is in the held-out texts",
+    "copy": "it repeats the question",
     "words": "its words are unlike those of the held-out texts",
     "order": "its words are in an order unlike that of the held-out texts",
     "repeats": "it repeats its words",
@@ -181,10 +188,23 @@ class NoveltyGate:
         """Return for each text the reason to refuse it, or an empty text."""
         return self.check([(prompt, text) for text in texts])
 
+    def _at_sight(self, prompt: PromptLike, text: str) -> str:
+        """Return the reason to refuse a text that needs no measure."""
+        if not text.strip():
+            return REASONS["empty"]
+        if self.model.words.keys().isdisjoint(spoken_words(text)):
+            return REASONS["unknown"]
+        question = Prompt(prompt).turns[-1].content
+        long = len(spoken_words(question)) >= COPY_LENGTH
+        return REASONS["copy"] if long and similarity(question, text) >= NEAR_DUPLICATE else ""
+
     def check(self, items: Sequence[Item]) -> list[str]:
         """Return for each prompt with a text the reason to refuse the text, or an empty text."""
         asked = [(Prompt(prompt).text, text) for prompt, text in items]
-        reasons = ["" if text.strip() else "it is empty" for _, text in asked]
+        reasons = [
+            "" if one in self.known and one[1].strip() else self._at_sight(*item)
+            for one, item in zip(asked, items, strict=True)
+        ]
         new = [i for i, one in enumerate(asked) if not reasons[i] and one not in self.known]
         if not new:
             return reasons
@@ -298,4 +318,9 @@ def conformal_quantile(values: FloatArray, level: float) -> float:
 
 def words_of(text: str) -> list[str]:
     """Return the words and punctuation marks of a text, in lower case."""
-    return _WORD.findall(text.casefold())
+    return _WORD.findall(text.casefold().replace("’", "'"))
+
+
+def spoken_words(text: str) -> list[str]:
+    """Return the words of a text, in lower case, without punctuation marks."""
+    return [word for word in words_of(text) if word[0].isalnum()]

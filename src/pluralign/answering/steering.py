@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from pluralign.answering.gate import words_of
+from pluralign.answering.gate import spoken_words, words_of
 from pluralign.answering.request import FEW_FOLLOWERS, AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
@@ -297,7 +297,7 @@ class Likings:
 
     def match(self, text: str, seed: int = 0) -> MeaningMatch:
         """Compare a description, such as "protect nature first", with what the members like."""
-        if self.words.isdisjoint(word for word in words_of(text) if word[0].isalnum()):
+        if self.words.isdisjoint(spoken_words(text)):
             return MeaningMatch(self.weights / self.weights.sum(), UNKNOWN_WORDS)
         described = np.vstack([self.common, self.embed([text])]) - self.mean
         known = self.difference, self.liking, self.prompts

@@ -190,6 +190,7 @@ def _sent(chunk: Mapping[str, Any]) -> str:
 
 
 IGNORED_HEADER = "Pluralign-Ignored"
+UNLIKE_HEADER = "Pluralign-Unlike"
 NAMES_SHOWN = 20
 """Maximum number of ignored fields that a response names."""
 NAME_LENGTH = 60
@@ -262,6 +263,12 @@ def name_ignored(body: schemas.Body, headers: MutableHeaders) -> list[str]:
     if names := ignored_fields(body):
         headers[IGNORED_HEADER] = ", ".join(names)
     return names
+
+
+def name_unlike(indices: Sequence[int], headers: MutableHeaders) -> None:
+    """Name in a header of a ranking the texts unlike those that people voted on."""
+    if indices:
+        headers[UNLIKE_HEADER] = ", ".join(map(str, indices))
 
 
 def _unsupported(part: schemas.Body, path: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat, schemas
-from pluralign.server.chat import find_model, name_ignored
+from pluralign.server.chat import find_model, name_ignored, name_unlike
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
@@ -243,10 +243,12 @@ def score_routes(service: Service) -> APIRouter:
     ) -> list[schemas.RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
-        Scores are weighted pairwise support (Borda). Raw scores are rewards, and require ``?member=3``.
+        Scores are weighted pairwise support (Borda), and 0 for texts in the header ``Pluralign-Unlike``. Raw scores are
+        rewards, and require ``?member=3``.
         """
         name_ignored(body, response.headers)
-        ranked = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        ranked, unlike = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        name_unlike(unlike, response.headers)
         texts = [{"text": body.texts[i]} if body.return_text else {} for i, _ in ranked]
         return [schemas.RankedText(index=i, score=score, **own) for (i, score), own in zip(ranked, texts, strict=True)]
 
@@ -257,7 +259,8 @@ def score_routes(service: Service) -> APIRouter:
         name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
-        ranked = await service.rank(body.query, texts, target.member)
+        ranked, unlike = await service.rank(body.query, texts, target.member)
+        name_unlike(unlike, response.headers)
         own = [{"document": schemas.Document(text=text)} if body.return_documents else {} for text in texts]
         best = ranked[: body.top_n]
         results = [schemas.RankedDocument(index=i, relevance_score=score, **own[i]) for i, score in best]

@@ -142,9 +142,13 @@ class Service:
         """Return the votes and both predicted shares of each pair, and the rewards of its texts in turn."""
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         rewards = await self.rewards(items)
-        gate = self.answerer.fitted_gate
-        reasons = await asyncio.wrap_future(in_thread(lambda: gate.check(items) if gate else [""] * len(items)))
+        reasons = await self.reasons(items)
         return [schemas.Comparison(**line) for line in compared(self.ensemble, rewards, reasons)], rewards
+
+    async def reasons(self, items: Sequence[Item]) -> list[str]:
+        """Return for each text why the gate refuses it, or an empty text."""
+        gate = self.answerer.fitted_gate
+        return await asyncio.wrap_future(in_thread(lambda: gate.check(items))) if gate else [""] * len(items)
 
     async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
         """Return the votes on a pair, and the reasons of every member."""
@@ -158,11 +162,12 @@ class Service:
 
     async def rank(
         self, query: str, texts: Sequence[str], member: int | None, *, raw: bool = False
-    ) -> list[tuple[int, float]]:
-        """Return the index and the score of each text, best first.
+    ) -> tuple[list[tuple[int, float]], list[int]]:
+        """Return the index and the score of each text, best first, and the indices of texts that the gate refuses.
 
         The score is the text's Borda score, in [0, 1]: the weight that prefers it to another text, averaged over all
-        others. With one member, it is the share of the other texts that the member ranks below it.
+        others. Texts that the gate refuses come last with score 0, and are no rivals. With one member, the score is the
+        share of the other texts that the member ranks below it, and there is no gate.
 
         Args:
             query: the prompt.
@@ -171,14 +176,17 @@ class Service:
             raw: return the member's rewards instead; needs a member.
         """
         weights, prompt = self.weights(member, required=raw), self.prompt(query)
-        rewards = await self.rewards([(prompt, text) for text in texts])
-        if raw:
-            scores = rewards @ weights
-        elif len(texts) == 1:
-            scores = np.array([0.5])
-        else:  # mean ranks give the same score as all pairs, without n² numbers
-            scores = (rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights
-        return [(i, float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
+        items = [(prompt, text) for text in texts]
+        rewards = await self.rewards(items)
+        scores = rewards @ weights if raw else borda_scores(rewards, weights)
+        reasons = await self.reasons(items) if member is None else [""] * len(items)
+        refused = np.array([reason != "" for reason in reasons])
+        order = np.lexsort((-scores, refused)).tolist()
+        if refused.any():
+            scores[~refused] = borda_scores(rewards[~refused], weights)
+            scores[refused] = 0.0
+            order = sorted(order, key=lambda i: (refused[i], -scores[i]))
+        return [(i, float(scores[i])) for i in order], np.flatnonzero(refused).tolist()
 
     def weights(self, member: int | None, *, required: bool = False) -> FloatArray:
         """Return the weights of the ensemble, or all weight on one member, ``(k,)``.
@@ -334,6 +342,19 @@ class RequestHost(Host):
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
+
+
+def borda_scores(rewards: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return for each text the weight that prefers it to another one, averaged over all others, ``(n,)``.
+
+    Example:
+        >>> borda_scores(np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0]]), np.array([0.75, 0.25]))
+        array([0.75, 0.5 , 0.25])
+    """
+    if len(rewards) < 2:
+        return np.full(len(rewards), 0.5)
+    # Mean ranks give the same score as all pairs, without n² numbers.
+    return np.asarray((rankdata(rewards, axis=0) - 1.0) / (len(rewards) - 1) @ weights)
 
 
 def without_end_marks(text: str) -> str:
