@@ -10,10 +10,10 @@ weight. The gate knows the held-out texts of the fit, and measures four things o
   model. It finds texts about something else.
 
 Texts without any word of the held-out texts, such as emoji, and copies of the question are refused without a measure.
-Any other text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
-not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A text
-that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how often the gate is wrong. The gate
-does not know whether a statement is true, or fair to its slate.
+Any other text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that
+does not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A
+text that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how often the gate is wrong. The
+gate does not know whether a statement is true, or fair to its slate.
 """
 
 import itertools
