@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from served import Writer
 
-from pluralign import PreferenceSet, answer, fit, town_hall
-from pluralign.answering.request import NO_VOICES, Voters
+from pluralign import Answerer, AnswerRequest, PreferenceSet, answer, fit, town_hall
+from pluralign.answering.request import NO_VOICES, ONE_VOICE, Voters
 from pluralign.answering.steering import (
     JUDGED_PAIRS,
     NO_MEANING,
@@ -35,7 +35,7 @@ MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")
 @pytest.fixture(scope="module")
 def minilm_town() -> tuple[RewardEnsemble, HeldOutVotes]:
     """An ensemble that reads meaning, with held-out votes."""
-    votes = town_hall(160).preferences
+    votes = town_hall(100).preferences
     mask = votes.test_mask(0.5)
     town = fit(votes[~mask], k=2, encoder="minilm", target="mixture")
     return town, score_held_out(town, votes[mask])
@@ -147,6 +147,9 @@ def test_where_votes_show_no_voices_a_note_says_that_steering_cannot_help(ensemb
         assert found.steering is not None
         assert found.steering.note == note
         assert (NO_VOICES in found.notes) == bool(note)
+    one = replace(ensemble, weights=np.eye(ensemble.k)[0])
+    found = answer(one, "Tea?", ["Yes.", "No."], "steerable", choices=choice)
+    assert found.notes[-1] == ONE_VOICE
 
 
 def test_choices_that_follow_no_member_give_a_note(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -202,16 +205,16 @@ def test_words_without_a_meaning_change_nothing_and_a_note_says_so(
 @pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
 def test_nonsense_words_change_nothing_and_a_note_says_so(minilm_town: tuple[RewardEnsemble, HeldOutVotes]) -> None:
     town, held_out = minilm_town
-    town = replace(town, choice_model=MEMBERS)
-    posterior = {}
+    answerer, posterior = Answerer(replace(town, choice_model=MEMBERS), held_out), {}
     for words in ("xyzzy qwerty", "protect nature and the climate first"):
-        found = answer(town, "Trees?", ["Yes.", "No."], "steerable", like=words, held_out=held_out).steering
+        request = AnswerRequest("Trees?", "steerable", like=words)
+        found = answerer.answer(request, ["Yes.", "No."]).steering
         assert found is not None
         assert found.note == (UNKNOWN_WORDS if "xyzzy" in words else "")
+        assert found.path == (pytest.approx(0.9 * town.weights),), "the probabilities before the words"
         posterior[words] = found.posterior
-    weights = 0.9 * town.weights
-    assert posterior["xyzzy qwerty"] == pytest.approx(weights)
-    assert posterior["protect nature and the climate first"] != pytest.approx(weights)
+    assert posterior["xyzzy qwerty"] == pytest.approx(0.9 * town.weights)
+    assert posterior["protect nature and the climate first"] != pytest.approx(0.9 * town.weights)
 
 
 def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:

@@ -60,7 +60,7 @@ class Steering:
     posterior: tuple[float, ...]
     """That probability for every member. The rest of 1 is ``average``."""
     path: tuple[tuple[float, ...], ...] = ()
-    """The posterior after each of the user's choices; the first entry is the prior."""
+    """The prior, then the posterior after each of the user's choices. Empty for a member that was named."""
     average: float = 0.0
     """Probability that the user follows no member: then one reward for everyone predicts the choices."""
     support: float | None = None
@@ -346,8 +346,9 @@ def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Pro
     names = {card.member: card.label for card in profiles}
     fits = f"fits your words with probability {match.posterior[best]:.0%}, by their meaning"
     why = match.note or f"among the members, “{names.get(best, member_name(best))}” {fits}"
+    prior, known = (tuple((voters.model.people * of).tolist()) for of in (voters.alpha, match.posterior))
     note, nobody = match.note or voters.cannot_steer, float(1 - voters.model.people)
-    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()), average=nobody, note=note)
+    return Steering(best, why, known[best], known, (prior,), average=nobody, note=note)
 
 
 def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:

@@ -270,10 +270,10 @@ class Service:
             scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
             steering = await asyncio.to_thread(steer_by_choices, scored, voters)
         else:
-            prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
-            member, nobody = prior.index(max(prior)), 1 - sum(prior)
-            known: dict[str, Any] = {"average": nobody, "note": voters.cannot_steer}
-            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), **known)
+            prior = tuple((voters.model.people * voters.alpha).tolist())
+            known: dict[str, Any] = {"average": 1 - sum(prior), "note": voters.cannot_steer}
+            why = "it has the most weight"
+            steering = Steering(prior.index(max(prior)), why, max(prior), prior, (prior,), **known)
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:

@@ -319,7 +319,7 @@ export function ask(panel, ensemble) {
         el("h3", {}, same ? "The answer is the same as before" : "Your answer changed"),
         longText(one.text, 900),
         unlike[one.text] && note(`${UNLIKE}: ${unlike[one.text]}.`),
-        note(data(unchanged ? sentence(unchanged) : path.length ? `Member ${member}: ${why}.` : sentence(why))),
+        note(data(unchanged ? sentence(unchanged) : path.length > 1 ? `Member ${member}: ${why}.` : sentence(why))),
         support !== null && note(`You are expected to prefer it to ${percent(support)} of the other candidates.`),
         !same && el("details", {}, el("summary", {}, "Answer before"), longText(before)),
       ),
