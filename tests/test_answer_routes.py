@@ -140,7 +140,7 @@ def test_answer_supports_three_modes(client: Client) -> None:
 
     balanced = ask(mode="balanced", rule="borda")
     entries = balanced["answers"]
-    assert (balanced["consensus"]["rule"], balanced["candidate_texts"]) == ("borda", TEXTS)
+    assert (balanced["consensus"]["rule"], balanced["texts"]) == ("borda", TEXTS)
     assert [one["name"] for one in entries] == [balanced["members"][one["member"]] for one in entries]
     assert sum(one["weight"] for one in entries) == pytest.approx(1)
     assert sum(one["share"] for one in entries) == pytest.approx(balanced["coverage"])
@@ -299,7 +299,7 @@ def test_held_out_prompts_and_candidates_need_no_generator(ensemble: RewardEnsem
     with running(ensemble, held_out=held_out) as client:
         assert client.json("/v1/chat/completions", body)["choices"][0]["message"]["content"] in known.responses
         status, code, message = client.error("/v1/chat/completions", body | {"messages": HELLO})
-        assert (status, code, "--model" in message) == (400, "no_generator", True)
+        assert (status, code, "start the server with" in message) == (400, "unusable", True)
         reply = client.json("/v1/chat/completions", body | {"candidates": ["Only this."]})
         assert reply["choices"][0]["message"]["content"] == "Only this."
 
@@ -383,7 +383,7 @@ def policy_client() -> Iterator[Client]:
 def test_the_slate_has_every_members_own_answer(policy_client: Client) -> None:
     found = policy_client.json("/v1/answer", {"prompt": "Tea?", "mode": "balanced", "seed": 0})
     assert (texts_of(found), found["written"]) == (OWN, [0, 1, 2])
-    assert sorted(found["candidate_texts"]) == sorted(OWN.values())
+    assert sorted(found["texts"]) == sorted(OWN.values())
     assert texts_of(policy_client.json("/v1/answer", {"prompt": "Tea?", "n": 2, "seed": 0})) == LONGER
     assert policy_client.json("/v1/ensemble")["policies"] == [0, 1, 2]
 

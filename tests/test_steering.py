@@ -205,13 +205,13 @@ def test_words_without_a_meaning_change_nothing_and_a_note_says_so(
 @pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
 def test_nonsense_words_change_nothing_and_a_note_says_so(minilm_town: tuple[RewardEnsemble, HeldOutVotes]) -> None:
     town, held_out = minilm_town
-    answerer, posterior = Answerer(replace(town, choice_model=MEMBERS), held_out), {}
+    answerer, posterior = Answerer(replace(town, choice_model=MEMBERS), held_out), dict[str, tuple[float, ...]]()
     for words in ("xyzzy qwerty", "protect nature and the climate first"):
         request = AnswerRequest("Trees?", "steerable", like=words)
         found = answerer.answer(request, ["Yes.", "No."]).steering
         assert found is not None
         assert found.note == (UNKNOWN_WORDS if "xyzzy" in words else "")
-        assert found.path == (pytest.approx(0.9 * town.weights),), "the probabilities before the words"
+        assert np.array(found.path) == pytest.approx(0.9 * town.weights[None]), "the probabilities before the words"
         posterior[words] = found.posterior
     assert posterior["xyzzy qwerty"] == pytest.approx(0.9 * town.weights)
     assert posterior["protect nature and the climate first"] != pytest.approx(0.9 * town.weights)

@@ -288,6 +288,8 @@ class Host:
 
     ensemble: RewardEnsemble
     progress: Progress | None = None
+    remedy: str = "give candidates or a generator"
+    """For a prompt without candidates."""
 
     def rewards(self, items: Sequence[Item], *, average: bool = False) -> FloatArray:
         """Return ``(n_items, k)`` rewards, and with ``average`` the reward for everyone if there is one."""
@@ -462,7 +464,7 @@ class Answerer:
         scored = scored[[distinct.index(text) for text in texts]]
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
         gate = self.fitted_gate
-        reasons = gate.reasons(request.prompt, texts) if gate else None
+        reasons = gate.check([(request.prompt, text) for text in texts]) if gate else None
         rest: dict[str, Any] = {"user": user, "average": average, "drafts": drafts and own, "reasons": reasons}
         found = choose(request, voters, texts, rewards, **rest)
         notes = (*found.notes, *own.notes) if drafts is None else found.notes
@@ -487,7 +489,7 @@ class Answerer:
             if len(given) < n:
                 notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
         elif given is None and not self.policies:
-            raise UsageError(self.no_candidates(request.prompt, "give candidates or a generator"))
+            raise UsageError(self.no_candidates(request.prompt, host.remedy))
         return Drafts((), {}, cut_at(given or (), request.stop), tuple(notes), cut_off)
 
     def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:
@@ -555,9 +557,11 @@ class Answerer:
         drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
         if not drafts:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-        reasons = gate.reasons(request.prompt, drafts) if (gate := self.fitted_gate) else [""] * len(drafts)
-        voters = Voters.of(self.ensemble).at(request.level)
-        of_drafts = host.rewards([(request.prompt, text) for text in drafts])
+        items, voters = [(request.prompt, text) for text in drafts], Voters.of(self.ensemble).at(request.level)
+        reasons, of_drafts = (
+            gate.check(items) if (gate := self.fitted_gate) else [""] * len(drafts),
+            host.rewards(items),
+        )
         best = slate.judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
         notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
         return replace(found, distilled=best, notes=(*found.notes, *notes))

@@ -8,13 +8,14 @@ says if choices or words cannot change it, and why.
 
 import itertools
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from importlib.resources import files
 
 import numpy as np
 
-from pluralign.answering.gate import spoken_words, words_of
+from pluralign.answering.gate import Embed, sentence_embedding, spoken_words, words_of
 from pluralign.answering.request import FEW_FOLLOWERS, AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
@@ -22,8 +23,6 @@ from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
-from pluralign.text.encoders import TextFeatures, encode as encoded
-from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
 from pluralign.votes.judgments import Judgments, rankings_of_one
@@ -209,17 +208,7 @@ def answer_for(
 # --- Words by their meaning: an encoder, or a language model, compares them with what members like.
 
 
-COMMON = (
-    "I want short answers.", "I want long and detailed answers.", "Use simple words.", "Be formal and professional.",
-    "Be warm and friendly.", "Be honest and direct.", "Give me facts, numbers and evidence.",
-    "Tell me a story from real life.", "Use lists and headings.", "Write plain paragraphs.", "Ask me questions.",
-    "Be careful and admit doubts.", "Be confident and decisive.", "Be optimistic.", "Be critical.", "Show both sides.",
-    "Take a clear position.", "Give practical advice.", "Think about families and children.",
-    "Think about money and the economy.", "Think about safety.", "Think about freedom.",
-    "Think about justice and equality.", "Think about the future.", "Respect experience and history.",
-    "Think about health.", "Think about science and technology.", "Think about my own town.",
-    "Think about the whole world.", "Make me laugh.",
-)  # fmt: skip
+COMMON = tomllib.loads(files("pluralign").joinpath("answering/descriptions.toml").read_text(encoding="utf-8"))["common"]
 """Usual descriptions. A member is a match if a description fits it better than these do."""
 MAX_PAIRS = 1000
 """Held-out pairs whose texts are encoded: those on which members differ most."""
@@ -244,20 +233,11 @@ class MeaningMatch:
     """Why the description says nothing about the members; then the posterior is their weights."""
 
 
-def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
-    """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
-    if not isinstance(ensemble.features, TextFeatures):
-        return None
-    features = replace(ensemble.features, layers="last", pooling="mean", surface=False, identity="")
-    return features.resolved() if isinstance(features.load(), ModelEncoder) else None
-
-
 @dataclass(frozen=True, eq=False)
 class Likings:
     """What the members like on held-out votes, as directions in the space of sentence vectors."""
 
-    embed: Callable[..., FloatArray]
-    """Takes n texts; returns their vectors, ``(n, d)``."""
+    embed: Embed
     difference: FloatArray
     """v_a − v_b of each pair, ``(n_pairs, d)``."""
     liking: FloatArray
@@ -274,16 +254,10 @@ class Likings:
     @classmethod
     def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes, encode: Encode = at_once) -> "Likings | None":
         """Encode held-out texts; their votes are not used. None without a transformers encoder or enough prompts."""
-        features = sentence_features(ensemble)
-        if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
+        if ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
             return None
-
-        encoder = features.load_checked()
-
-        def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:  # a server keeps no texts of its users
-            read = partial(encoded, encoder=encoder, surface=False, cache=cache)
-            return np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
-
+        if (embed := sentence_embedding(ensemble.features, encode)) is None:
+            return None
         liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
         liking -= (liking @ ensemble.weights)[:, None]
         rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,19 +89,19 @@ def answer_details(
         generator: name of the model that wrote the candidates.
         ignored: fields of the request that have no effect.
     """
-    first = answers[0]
-    steering = first.steering
-    entries = [
+    steering = answers[0].steering
+    entries = (
         schemas.AnswerEntry(**vars(entry), name=None if entry.member is None else names[entry.member])
         for answer in answers
         for entry in answer.answers
-    ]
-    own = {
-        "answers": entries,
+    )
+    own: dict[str, Any] = {
+        "answers": tuple(entries),
+        "texts": tuple(dict.fromkeys(text for answer in answers for text in answer.texts)),
         "steering": schemas.SteeringResponse(**vars(steering), name=names[steering.member]) if steering else None,
-        "written": sorted({j for answer in answers for j in answer.written}),
+        "written": tuple(sorted({j for answer in answers for j in answer.written})),
     }
-    return schemas.AnswerDetails(**vars(first) | own, seed=seed, generator=generator, ignored=list(ignored))
+    return schemas.AnswerDetails(**vars(answers[0]) | own, seed=seed, generator=generator, ignored=list(ignored))
 
 
 def message(index: int, answer: Answer, target: ModelTarget, names: Sequence[str]) -> schemas.CompletionChoice:
@@ -138,14 +138,14 @@ def completion(
     )
 
 
-def stream(
+async def stream(
     model: str,
     prompt: str,
     choices: Sequence[schemas.CompletionChoice],
     details: schemas.AnswerDetails,
     *,
     include_usage: bool,
-) -> Iterator[str]:
+) -> AsyncIterator[str]:
     """Yield a chat completion as server-sent events; the last chunk with choices has the field ``pluralign``."""
     chunk = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
     empty = chunk | ({"usage": None} if include_usage else {})
@@ -159,7 +159,7 @@ def stream(
         yield event(index, {"role": "assistant", "content": ""})
         for piece in PIECE.findall(text):
             yield event(index, {"content": piece})
-        last = {"pluralign": details.model_dump(mode="json")} if index == len(texts) - 1 else {}
+        last = {"pluralign": details} if index == len(texts) - 1 else {}
         yield event(index, {}, choices[index].finish_reason, **last)
     if include_usage:
         yield _sent(empty | {"choices": [], "usage": usage(prompt, texts).model_dump()})

@@ -44,7 +44,6 @@ SEED_LIMIT = 2**31
 MIN_TEMPERATURE = 0.01
 """Replaces lower temperatures of requests, 0 included: candidates must be sampled."""
 CHOICE_FIELDS = {"response_a", "response_b", "responses", "ranking"}
-NO_GENERATOR = "send candidates, start the server with --model or --base-url"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -219,10 +218,8 @@ class Service:
             "seed": self.seeds.randrange(SEED_LIMIT) if body.seed is None else body.seed,
         }
 
-    async def answer(
-        self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1
-    ) -> tuple[list[Answer], list[str]]:
-        """Answer a prompt ``draws`` times, each with the next seed; return the answers and the candidates.
+    async def answer(self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1) -> list[Answer]:
+        """Answer a prompt ``draws`` times, each with the next seed.
 
         If the server has the members' policies and the request sends no candidates, the policies write.
 
@@ -240,19 +237,8 @@ class Service:
         if answerer.policies:
             check_count(draws * self._n_drafts(request), self.limits.candidates, "drafts")
         check_count(len(given) if given else request.n or 1, self.limits.candidates, "candidates")
-        candidates = self._no_candidates(request) if given is None and answerer.generator is None else given
         host = RequestHost(self.ensemble, service=self, request=request, sent=frozenset(given or ()))
-        answers = await host.run(lambda: answerer.answers(request, candidates, draws=draws, host=host))
-        return answers, list(dict.fromkeys(text for answer in answers for text in answer.texts))
-
-    def _no_candidates(self, request: AnswerRequest) -> Callable[[], Sequence[str]]:
-        """Return candidates that raise an error when a member needs them."""
-
-        def none() -> Sequence[str]:
-            message = self.answerer.no_candidates(request.prompt, NO_GENERATOR)
-            raise ApiError(400, message, code="no_generator", param="candidates")
-
-        return none
+        return await host.run(lambda: answerer.answers(request, given, draws=draws, host=host))
 
     def _n_drafts(self, request: AnswerRequest) -> int:
         """Return the number of drafts that policies write for an answer."""
@@ -300,6 +286,7 @@ class RequestHost(Host):
     waiting: list[Future[Any]] = field(default_factory=list)
     """What the thread waits for."""
     cancelled: list[bool] = field(default_factory=list)
+    remedy: str = "send candidates, start the server with --model or --base-url"
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work in a thread of its own; if the request is cancelled, all that the thread waits for is too."""

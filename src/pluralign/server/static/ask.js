@@ -218,7 +218,7 @@ export function ask(panel, ensemble) {
       return;
     }
     // Answers of policies are not candidates for others: every question goes to the policies again.
-    if (!texts.length && !ensemble.policies.length) state.generated = { question, texts: result.candidate_texts };
+    if (!texts.length && !ensemble.policies.length) state.generated = { question, texts: result.texts };
     state.steering = result.steering;
     const draw = { balanced, steerable: steeringView, distributional }[state.mode];
     clear(results, result.refused ? refusal(result) : draw(result), notes(result));
