@@ -1,6 +1,7 @@
 """What a user's choices and words say about the user, and what they change in the answer."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from pluralign.answering.steering import (
     MeaningMatch,
     ScoredChoices,
     Steering,
-    _verdict,
     judged_choices,
     meaning_posterior,
     steer_by_choices,
@@ -26,8 +26,10 @@ from pluralign.answering.steering import (
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.text.causal import Choice
 from pluralign.text.encoders import default_encoder
 from pluralign.theory.posterior import ChoiceModel
+from pluralign.votes.prompts import PromptLike
 
 MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")
 
@@ -217,38 +219,39 @@ def test_nonsense_words_change_nothing_and_a_note_says_so(minilm_town: tuple[Rew
     assert posterior["protect nature and the climate first"] != pytest.approx(0.9 * town.weights)
 
 
+@dataclass
+class Judge(Writer):
+    """Follows a member of an ensemble, or always says A."""
+
+    ensemble: RewardEnsemble | None = None
+    member: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def choose(self, prompt: PromptLike, _: Sequence[str]) -> Choice:
+        self.asked.append(str(prompt))
+        if self.ensemble is None:
+            return Choice(1.0)
+        rest = str(prompt).partition("\n\nQuestion:\n")[2]
+        question, _, rest = rest.partition("\n\nResponse A:\n")
+        first, _, rest = rest.partition("\n\nResponse B:\n")
+        second = rest.partition("\n\nWhich response")[0]
+        a, b = self.ensemble.rewards([(question, first), (question, second)])[:, self.member]
+        return Choice(float(a > b))
+
+
 def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     ensemble = replace(ensemble, undecided=0.0, choice_model=MEMBERS)
-    asked: list[str] = []
     for member in range(ensemble.k):
-
-        def judge(instruction: str, member: int = member) -> str:
-            asked.append(instruction)
-            question, _, rest = instruction.partition("\n\nResponse A: ")
-            first, _, rest = rest.partition("\n\nResponse B: ")
-            second = rest.partition("\n\nWhich of the two")[0]
-            prompt = question.partition("Question: ")[2]
-            a, b = ensemble.rewards([(prompt, first), (prompt, second)])[:, member]
-            return "Response A." if a > b else "B"
-
+        judge = Judge(ensemble=ensemble, member=member)
         choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
         assert len(choices) <= JUDGED_PAIRS
         found = steer_by_choices(choices, Voters.of(ensemble))
         assert found.member == member
-    assert "what member 1 wants" in asked[0]
+        assert "what member 1 wants" in judge.asked[0]
 
 
 def test_a_judge_that_always_says_a_is_refused(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     with pytest.raises(UsageError, match="a judge needs a preference in words alone"):
-        answer(ensemble, "Tea?", ["Yes."], "steerable", member=1, judge=Writer(), held_out=held_out)
-    judge = Writer(responses=["A"])
+        answer(ensemble, "Tea?", ["Yes."], "steerable", member=1, judge=Judge(), held_out=held_out)
     with pytest.raises(UsageError, match="no usable answer"):
-        answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", like="short", judge=judge, held_out=held_out)
-
-
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [("A", "A"), ("Response B.", "B"), ("b", "B"), ("A or B", None), ("", None), ("I am not sure", None)],
-)
-def test_replies_name_exactly_one_response(reply: str, verdict: str | None) -> None:
-    assert _verdict(reply) == verdict
+        answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", like="short", judge=Judge(), held_out=held_out)

@@ -29,7 +29,6 @@ from pluralign.answering.gate import NoveltyGate, fit_gate, words_of
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
 from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.steering import (
-    JUDGE_TOKENS,
     Likings,
     ScoredChoices,
     Steering,
@@ -47,6 +46,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.measuring.cards import Profile, member_profiles
+from pluralign.text.judge import JudgeModel
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
 from pluralign.theory.social_choice import policies
@@ -321,7 +321,7 @@ class Answerer:
     """The members' own policies, by member; members may be missing. See ``load_policies``."""
     writer: Sampler | None = None
     """Writes statements (``AnswerRequest.distill``); the generator if there is no writer."""
-    judge: Sampler | None = None
+    judge: JudgeModel | None = None
     """Chooses, for a person who wants ``like``, between the held-out responses that say most about the person."""
     refusal: RefusalPolicy | None = None
     """Runs first; if it returns a text, that is the answer."""
@@ -500,11 +500,8 @@ class Answerer:
         if self.judge is not None:
             if not request.like or self.held_out is None:
                 raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
-            judge, held_out = self.judge, self.held_out
-            careful = replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
-            ask = lambda text: sample_distinct(judge, text, 1, careful).responses[0]  # noqa: E731
-            work = partial(judged_choices, voters, held_out, request.like, ask)
-            scored = host.sample(work, judge.name, "judgement")
+            work = partial(judged_choices, voters, self.held_out, request.like, self.judge)
+            scored = host.sample(work, self.judge.name, "judgement")
         elif request.like and self.likings is not None:
             match = self.likings.match(request.like, request.seed)
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)

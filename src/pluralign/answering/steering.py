@@ -7,7 +7,6 @@ says if choices or words cannot change it, and why.
 """
 
 import itertools
-import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from importlib.resources import files
 import numpy as np
 
 from pluralign.answering.gate import Embed, sentence_embedding, spoken_words, words_of
+from pluralign.answering.generate import concurrency_of
 from pluralign.answering.request import FEW_FOLLOWERS, AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
@@ -23,6 +23,7 @@ from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
+from pluralign.text.judge import JudgeModel, Question, judge_pairs
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
 from pluralign.votes.judgments import Judgments, rankings_of_one
@@ -217,10 +218,8 @@ MIN_PROMPTS = 5
 RESAMPLES = 200
 JUDGED_PAIRS = 12
 """Pairs that a language model judges, each in both orders."""
-JUDGE_TOKENS = 8
-"""Longest reply of a judge."""
-MAX_LENGTH = 2000
-"""Characters of a response that a language model reads."""
+UNCLEAR = 0.25
+"""A judged pair counts if the mean probability of a response over both orders is further than this from ½."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,56 +324,34 @@ def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Pro
     return Steering(best, why, known[best], known, (prior,), average=nobody, note=note)
 
 
-def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:
+def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, judge: JudgeModel) -> ScoredChoices:
     """Return the choices that a language model makes for a person with a preference in words.
 
-    Each pair is asked in both orders. A pair on which the two answers differ, or which has no clear answer, is left
-    out.
+    Each pair is asked in both orders. A pair on which the answers differ, or are not clear, is left out.
 
     Args:
         voters: the ensemble's numbers.
         held_out: pairs to choose from: the most informative ones about the member, one per prompt.
         text: the preference.
-        ask: takes an instruction; returns the text that a language model writes.
+        judge: the language model.
 
     Raises:
         UsageError: the language model gave no usable answer.
     """
     votes = held_out.preferences
     chance = theory.choice_probability(held_out.difference, voters.temperature, voters.undecided, voters.model.slip)
-    rows = theory.most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS)
-    kept, chose_a = [], []
-    for row in rows:
-        prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
-        pair = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
-        first = _verdict(ask(judge_instruction(text, prompt, *pair)))
-        second = _verdict(ask(judge_instruction(text, prompt, *reversed(pair))))
-        if first is not None and second is not None and first != second:
-            kept.append(row)
-            chose_a.append(first == "A")
-    if not kept:
+    rows = np.array(theory.most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS))
+    asked, person = votes[rows], f"From an answer this person wants: {text}"
+    parts = (of.tolist() for of in (asked.prompt_index, asked.a_index, asked.b_index))
+    questions = [
+        Question(person, Prompt(asked.prompts[prompt]).text, str(asked.responses[a]), str(asked.responses[b]))
+        for prompt, a, b in zip(*parts, strict=True)
+    ]
+    prob_a = judge_pairs(judge, questions, concurrency=concurrency_of(judge)).prob_a
+    clear = np.abs(prob_a - 0.5) > UNCLEAR
+    if not clear.any():
         raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
-    chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
+    chosen, for_a = held_out[rows[clear]], (prob_a[clear] > 0.5).astype(np.int64)
     own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=0 * for_a, judgments=None)
     rankings = rankings_of_one(own)
     return ScoredChoices(rankings, chosen.rewards[rankings.items(own)])
-
-
-def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:
-    """Return the instruction for one pair."""
-    return (
-        f"A person says what they want from an answer: {text}\n\nQuestion: {prompt}\n\n"
-        f"Response A: {response_a[:MAX_LENGTH]}\n\nResponse B: {response_b[:MAX_LENGTH]}\n\n"
-        "Which of the two responses would this person prefer? Reply with one letter, A or B."
-    )
-
-
-def _verdict(reply: str) -> str | None:
-    """Return A or B if the reply names exactly one of them, else None.
-
-    Example:
-        >>> _verdict("Response B."), _verdict("a"), _verdict("A or B")
-        ('B', 'A', None)
-    """
-    found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
-    return found.pop() if len(found) == 1 else None
