@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
-import openai
 import pytest
 from conftest import run
 from served import HELLO, TEXTS, Client, Writer, pair, running
@@ -211,19 +210,6 @@ def test_harmless_fields_are_named_in_the_response(client: Client, stream: bool)
     expected = ["presence_penalty", "logit_bias", "user", "top_k", "messages.name"]
     assert headers["pluralign-ignored"] == ", ".join(expected)
     assert b'"ignored": ["presence_penalty", "logit_bias", "user", "top_k", "messages.name"]' in body
-
-
-def test_the_openai_client_sees_refused_and_ignored_fields(client: Client) -> None:
-    create: Any = client.openai.chat.completions.create
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(openai.BadRequestError, match="tools is not supported") as refused:
-        create(model="town", messages=HELLO, tools=tools)
-    assert (refused.value.code, refused.value.param) == ("unsupported_field", "tools")
-    with pytest.raises(openai.UnprocessableEntityError) as too_many:
-        create(model="town", messages=HELLO, n=65)
-    assert too_many.value.param == "n"
-    answer = create(model="town", messages=HELLO, frequency_penalty=0.5, extra_body={"candidates": TEXTS})
-    assert answer.pluralign["ignored"] == ["frequency_penalty"]
 
 
 ROUTES: list[tuple[str, dict[str, Any], str]] = [

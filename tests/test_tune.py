@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import printed, run, run_process
+from conftest import printed, run
 from hypothesis import given, strategies as st
 from rich.console import Console
 from test_remote import Reply, Request, Serve, fails, says, serve  # noqa: F401 - a fixture
@@ -254,9 +254,8 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ("tune", tmp_path / "town", tmp_path / "prompts.jsonl", "--model", llama, "--member", "1", "--json")
     quick = ("--steps", "1", "--samples", "4", "--max-new-tokens", "8")
-    done = run_process(*command, *quick, "-o", tmp_path / "policies")
+    done = run(*command, *quick, "-o", tmp_path / "policies")
     assert done.returncode == 0
-    assert all(line.startswith("Tuning ") for line in done.stderr.splitlines()), "progress, if it takes long"
     facts = json.loads(done.stdout)
     assert [policy["member"] for policy in facts["members"]] == [1]
     assert {"reward_before", "reward_after", "interval", "kl", "improved"} < set(facts["members"][0])

@@ -40,7 +40,7 @@ from pluralign.answering.steering import (
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.random_streams import OWN_ANSWERS, random_stream
-from pluralign.core.text import one_line
+from pluralign.core.text import counted, one_line
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
@@ -199,7 +199,7 @@ def choose(
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes, distinct = list(drafts.notes if drafts else ()), {text: texts.index(text) for text in texts}
     if drafts is None and len(distinct) < len(texts):
-        notes.append(f"{len(texts) - len(distinct)} candidates were repeats and count once")
+        notes.append(f"{counted(len(texts) - len(distinct), 'repeat')} left out of the candidates")
     refused = {text: reason for text, row in distinct.items() if reasons and (reason := reasons[row])}
     all_refused = len(refused) == len(distinct)
     rows = [row for text, row in distinct.items() if all_refused or text not in refused]

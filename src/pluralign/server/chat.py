@@ -205,14 +205,7 @@ class Refused:
     accepted: Callable[[Any], bool] = lambda value: not value
 
 
-def _is_text_format(value: Any) -> bool:
-    return not value or value == {"type": "text"}
-
-
-def _calls_nothing(value: Any) -> bool:
-    return value in (None, "none", "auto")
-
-
+NO_CHOICE = (None, "none", "auto")
 NO_TOOLS = "the candidates are texts, and members cannot call tools"
 NO_PROBABILITIES = "answers are chosen among candidates and have no token probabilities"
 NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a message, or send candidates of that format"
@@ -220,9 +213,11 @@ NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a messag
 REFUSED: Mapping[type[schemas.Body], Mapping[str, Refused]] = {
     schemas.ChatRequest: {
         **dict.fromkeys(("tools", "functions"), Refused(NO_TOOLS)),
-        **dict.fromkeys(("tool_choice", "function_call"), Refused(NO_TOOLS, _calls_nothing)),
+        **dict.fromkeys(
+            ("tool_choice", "function_call"), Refused(NO_TOOLS, lambda value: value in (None, "none", "auto"))
+        ),
         "web_search_options": Refused(NO_TOOLS, lambda value: value is None),
-        "response_format": Refused(NO_FORMAT, _is_text_format),
+        "response_format": Refused(NO_FORMAT, lambda value: not value or value == {"type": "text"}),
         **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_grammar"), Refused(NO_FORMAT)),
         "guided_choice": Refused("send the choices as candidates"),
         **dict.fromkeys(("logprobs", "top_logprobs"), Refused(NO_PROBABILITIES)),

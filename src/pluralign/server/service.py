@@ -24,7 +24,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.scale.lines import compared
 from pluralign.server import schemas
-from pluralign.server.batching import Batcher, QueueFullError
+from pluralign.server.batching import Batcher
 from pluralign.server.candidates import Slots, in_thread
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
@@ -107,10 +107,7 @@ class Service:
             self.limits.check_text(response, "a response")
         if not items:
             return np.empty((0, self.ensemble.k))
-        try:
-            rewards = await self.batcher.rewards(items)
-        except QueueFullError as full:
-            raise ApiError(503, f"{full}.", code="queue_full", retry_after=full.retry_after) from None
+        rewards = await self.batcher.rewards(items)
         return rewards if average else rewards[:, : self.ensemble.k]
 
     def encode(self, encoder: Callable[[Sequence[Item]], FloatArray], items: Sequence[Item]) -> FloatArray:
