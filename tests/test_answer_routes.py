@@ -181,14 +181,6 @@ def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, 
         assert [one["name"] for one in client.json("/v1/explain", pair())["members"]] == names
 
 
-def test_steering_without_choices_returns_the_prior(client: Client, ensemble: RewardEnsemble) -> None:
-    steering = client.json("/v1/steer", {"choices": []})
-    people = ensemble.choice_model.people
-    assert steering["posterior"] == pytest.approx((people * ensemble.weights).tolist())
-    assert steering["average"] == pytest.approx(1 - people)
-    assert steering["member"] == ensemble.weights.argmax()
-
-
 def test_the_refusal_policy_runs_first(ensemble: RewardEnsemble) -> None:
     writer = Writer()
 

@@ -389,7 +389,6 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("/v1/answer", "/v1/answer", ANSWER),
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "distributional"}),
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "steerable", "choices": [pair(chosen="a")]}),
-    ("/v1/steer", "/v1/steer", {"choices": []}),
     ("/v1/steer", "/v1/steer", {"choices": [{"prompt": "Tea?", "responses": TEXTS, "ranking": [2, [0, 1]]}]}),
     ("/v1/compare", "/v1/compare", {"pairs": [pair()]}),
     ("/v1/score", "/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes."}]}),

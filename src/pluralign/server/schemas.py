@@ -366,7 +366,7 @@ class AnswerResponse(AnswerDetails):
 class SteerRequest(Body):
     """The user's choices so far."""
 
-    choices: list[Choice]
+    choices: list[Choice] = Field(min_length=1)
 
 
 class Model(Result):

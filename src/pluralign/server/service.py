@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from pluralign.answering.answer import Answer, Answerer, Host
 from pluralign.answering.request import AnswerRequest, Voters
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
@@ -246,17 +246,10 @@ class Service:
 
     async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
-        voters = Voters.of(self.ensemble)
-        if choices:
-            votes = self.votes(choices)
-            rewards = await self.rewards(texts_of(votes), average=True)
-            scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
-            steering = await asyncio.to_thread(steer_by_choices, scored, voters)
-        else:
-            prior = tuple((voters.model.people * voters.alpha).tolist())
-            known: dict[str, Any] = {"average": 1 - sum(prior), "note": voters.cannot_steer}
-            why = "it has the most weight"
-            steering = Steering(prior.index(max(prior)), why, max(prior), prior, (prior,), **known)
+        votes = self.votes(choices)
+        rewards = await self.rewards(texts_of(votes), average=True)
+        scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
+        steering = await asyncio.to_thread(steer_by_choices, scored, Voters.of(self.ensemble))
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
