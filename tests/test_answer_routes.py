@@ -291,7 +291,7 @@ def test_held_out_prompts_and_candidates_need_no_generator(ensemble: RewardEnsem
     with running(ensemble, held_out=held_out) as client:
         assert client.json("/v1/chat/completions", body)["choices"][0]["message"]["content"] in known.responses
         status, code, message = client.error("/v1/chat/completions", body | {"messages": HELLO})
-        assert (status, code, "start the server with" in message) == (400, "unusable", True)
+        assert (status, code, "--model" in message) == (400, "no_generator", True)
         reply = client.json("/v1/chat/completions", body | {"candidates": ["Only this."]})
         assert reply["choices"][0]["message"]["content"] == "Only this."
 

@@ -295,6 +295,10 @@ class Host:
         """Return ``(n_items, k)`` rewards, and with ``average`` the reward for everyone if there is one."""
         return (self.ensemble.rewards_and_average if average else self.ensemble.rewards)(items, self.progress)
 
+    def missing(self, message: str) -> Exception:
+        """Return the error of a prompt without candidates."""
+        return UsageError(message)
+
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:  # noqa: ARG002 - for errors of a server
         """Return the result of work that samples from the language model ``name``."""
         return work()
@@ -489,7 +493,7 @@ class Answerer:
             if len(given) < n:
                 notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
         elif given is None and not self.policies:
-            raise UsageError(self.no_candidates(request.prompt, host.remedy))
+            raise host.missing(self.no_candidates(request.prompt, host.remedy))
         return Drafts((), {}, cut_at(given or (), request.stop), tuple(notes), cut_off)
 
     def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:

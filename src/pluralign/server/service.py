@@ -316,6 +316,10 @@ class RequestHost(Host):
                 raise ApiError(502, error.message, code="upstream_failed") from None
             raise
 
+    def missing(self, message: str) -> Exception:
+        """Return the error of a prompt without candidates, which names flags of the command that started the server."""
+        return ApiError(400, message, code="no_generator", param="candidates")
+
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
