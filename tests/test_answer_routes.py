@@ -140,7 +140,7 @@ def test_answer_supports_three_modes(client: Client) -> None:
 
     balanced = ask(mode="balanced", rule="borda")
     entries = balanced["answers"]
-    assert (balanced["consensus"]["rule"], balanced["candidate_texts"]) == ("borda", TEXTS)
+    assert (balanced["consensus"]["rule"], balanced["texts"]) == ("borda", TEXTS)
     assert [one["name"] for one in entries] == [balanced["members"][one["member"]] for one in entries]
     assert sum(one["weight"] for one in entries) == pytest.approx(1)
     assert sum(one["share"] for one in entries) == pytest.approx(balanced["coverage"])
@@ -179,14 +179,6 @@ def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, 
         assert member["steering"]["name"] == member["answers"][0]["name"] == names[1]
         assert client.json("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS})["members"] == names
         assert [one["name"] for one in client.json("/v1/explain", pair())["members"]] == names
-
-
-def test_steering_without_choices_returns_the_prior(client: Client, ensemble: RewardEnsemble) -> None:
-    steering = client.json("/v1/steer", {"choices": []})
-    people = ensemble.choice_model.people
-    assert steering["posterior"] == pytest.approx((people * ensemble.weights).tolist())
-    assert steering["average"] == pytest.approx(1 - people)
-    assert steering["member"] == ensemble.weights.argmax()
 
 
 def test_the_refusal_policy_runs_first(ensemble: RewardEnsemble) -> None:
@@ -383,7 +375,7 @@ def policy_client() -> Iterator[Client]:
 def test_the_slate_has_every_members_own_answer(policy_client: Client) -> None:
     found = policy_client.json("/v1/answer", {"prompt": "Tea?", "mode": "balanced", "seed": 0})
     assert (texts_of(found), found["written"]) == (OWN, [0, 1, 2])
-    assert sorted(found["candidate_texts"]) == sorted(OWN.values())
+    assert sorted(found["texts"]) == sorted(OWN.values())
     assert texts_of(policy_client.json("/v1/answer", {"prompt": "Tea?", "n": 2, "seed": 0})) == LONGER
     assert policy_client.json("/v1/ensemble")["policies"] == [0, 1, 2]
 

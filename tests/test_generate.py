@@ -170,7 +170,7 @@ def test_failed_prompts_are_listed_and_tried_again(out: Path) -> None:
     failed = Path(f"{out}.failed")
     done = generate(PROMPTS, out, Script(["yes"], refuse=PROMPTS[1]), 1)
     assert done.failed == [Failure("this prompt is refused.", prompt=PROMPTS[1])]
-    assert lines(failed) == [{"prompt": PROMPTS[1], "error": "this prompt is refused."}]
+    assert lines(failed) == [{"error": "this prompt is refused.", "row": None, "prompt": PROMPTS[1]}]
     assert generate(PROMPTS, out, Script(["yes"]), 1).lines == 3
     assert not failed.exists()
 

@@ -206,8 +206,9 @@ class KillsOnce(Worker):
     text: str = ""
     marker: Path = Path()
 
-    def prepare(self) -> Transform:
-        transform = super().prepare()
+    @property  # a cached_property of this file could not be pickled
+    def transform(self) -> Transform:
+        transform = super().transform
 
         def kill_once(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
             if any(response == self.text for _, response in items) and not self.marker.exists():

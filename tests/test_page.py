@@ -335,7 +335,7 @@ def writing(page: Any, asked_for: str = "candidates", **more: Any) -> list[Any]:
         sent.append(body.get(asked_for))
         texts = ["Yes.", "No, thank you."]
         reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts, **more})
+        route.fulfill(json=reply | {"texts": texts, **more})
 
     page.route("**/v1/answer", write)
     page.fill("#prompt", "Shall we dance?")

@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
-import openai
 import pytest
 from conftest import run
 from served import HELLO, TEXTS, Client, Writer, pair, running
@@ -113,6 +112,19 @@ def test_rerank_scores_by_weighted_pairwise_support(client: Client, ensemble: Re
     assert client.json("/rerank", {"query": "Tea?", "texts": ["Yes"]}) == [{"index": 0, "score": 0.5}]
 
 
+def test_texts_unlike_those_people_voted_on_are_last_in_a_ranking_and_get_no_support(client: Client) -> None:
+    texts = ["asdf jkl qwer", *TEXTS, "\U0001f600", "blue blue blue the the"]
+    status, headers, content = client.send("/rerank", {"query": "Tea?", "texts": texts})
+    assert (status, headers["pluralign-unlike"]) == (200, "0, 4, 5")
+    ranked = [(one["index"], one["score"]) for one in json.loads(content)]
+    assert {index for index, _ in ranked[3:]} == {0, 4, 5}
+    assert [score for _, score in ranked[3:]] == [0, 0, 0]
+    alone = client.json("/v2/rerank", {"query": "Tea?", "documents": TEXTS})["results"]
+    assert ranked[:3] == [(one["index"] + 1, one["relevance_score"]) for one in alone], "they are no rivals"
+    _, headers, _ = client.send("/v2/rerank", {"query": "Tea?", "documents": texts, "model": "town:member-0"})
+    assert "pluralign-unlike" not in headers, "a member's ranking states no share of people"
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_cohere_rerank_accepts_a_member_as_model_id(client: Client, ensemble: RewardEnsemble, path: str) -> None:
     documents = [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]
@@ -198,19 +210,6 @@ def test_harmless_fields_are_named_in_the_response(client: Client, stream: bool)
     expected = ["presence_penalty", "logit_bias", "user", "top_k", "messages.name"]
     assert headers["pluralign-ignored"] == ", ".join(expected)
     assert b'"ignored": ["presence_penalty", "logit_bias", "user", "top_k", "messages.name"]' in body
-
-
-def test_the_openai_client_sees_refused_and_ignored_fields(client: Client) -> None:
-    create: Any = client.openai.chat.completions.create
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(openai.BadRequestError, match="tools is not supported") as refused:
-        create(model="town", messages=HELLO, tools=tools)
-    assert (refused.value.code, refused.value.param) == ("unsupported_field", "tools")
-    with pytest.raises(openai.UnprocessableEntityError) as too_many:
-        create(model="town", messages=HELLO, n=65)
-    assert too_many.value.param == "n"
-    answer = create(model="town", messages=HELLO, frequency_penalty=0.5, extra_body={"candidates": TEXTS})
-    assert answer.pluralign["ignored"] == ["frequency_penalty"]
 
 
 ROUTES: list[tuple[str, dict[str, Any], str]] = [
@@ -390,7 +389,6 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("/v1/answer", "/v1/answer", ANSWER),
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "distributional"}),
     ("/v1/answer", "/v1/answer", ANSWER | {"mode": "steerable", "choices": [pair(chosen="a")]}),
-    ("/v1/steer", "/v1/steer", {"choices": []}),
     ("/v1/steer", "/v1/steer", {"choices": [{"prompt": "Tea?", "responses": TEXTS, "ranking": [2, [0, 1]]}]}),
     ("/v1/compare", "/v1/compare", {"pairs": [pair()]}),
     ("/v1/score", "/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes."}]}),

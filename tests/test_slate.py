@@ -13,9 +13,17 @@ from rich.console import Console
 from served import Writer
 
 from pluralign import PreferenceSet, RewardEnsemble, answer, town_hall
-from pluralign.answering import gate as gates
 from pluralign.answering.answer import ALL_UNLIKE, DRAFTS, ONLY_ONE, UNCHECKED, choose
-from pluralign.answering.gate import FEWEST_TEXTS, REASONS, NoveltyGate, WordModel, conformal_quantile, fit_gate
+from pluralign.answering.gate import (
+    FEWEST_TEXTS,
+    REASONS,
+    NoveltyGate,
+    WordModel,
+    conformal_quantile,
+    fit_gate,
+    sentence_embedding,
+    topic_distance,
+)
 from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.answering.slate import (
     MINORITY,
@@ -34,7 +42,7 @@ from pluralign.theory.calibration import policy_prob, with_undecided
 from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.load import load_preferences
-from pluralign.votes.prompts import Prompt
+from pluralign.votes.prompts import Item, Message, Prompt, PromptLike
 
 TEXTS = ["A", "B", "C", "D"]
 WEIGHTS = np.array([0.4, 0.35, 0.25])
@@ -212,16 +220,34 @@ def gate(votes: PreferenceSet) -> NoveltyGate:
     return found
 
 
+def reasons_of(gate: NoveltyGate, prompt: PromptLike, texts: Sequence[str]) -> list[str]:
+    return gate.check([(prompt, text) for text in texts])
+
+
 def test_word_salad_and_empty_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:
-    assert gate.reasons(votes.prompts[0], SALAD) == [REASONS["words"]] * 2
-    assert gate.reasons("Tea?", ["", " \n"]) == ["it is empty"] * 2
-    assert gate.reasons("Tea?", []) == []
+    assert reasons_of(gate, votes.prompts[0], SALAD) == [REASONS["words"]] * 2
+    assert reasons_of(gate, "Tea?", ["", " \n"]) == [REASONS["empty"]] * 2
+    assert reasons_of(gate, "Tea?", []) == []
+
+
+def test_texts_without_a_known_word_and_copies_of_the_question_are_refused(gate: NoveltyGate) -> None:
+    foreign = ["\U0001f600", "!?!", "qwertz.", "\u6211\u652f\u6301\u8fd9\u4e2a"]
+    assert reasons_of(gate, "Tea?", ["Yes\x1b[31m", "\x00\x01", "\u202eNo."]) == [REASONS["control"]] * 3
+    assert reasons_of(gate, "Tea?", ["Yes.\r\nBut not now."]) == [""]
+    assert reasons_of(gate, "Tea?", foreign) == [REASONS["unknown"]] * len(foreign)
+    question = "Should the town plant more trees?"
+    assert reasons_of(gate, question, [question, "should the town plant more trees!"]) == [REASONS["copy"]] * 2
+    chat = (Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", question))
+    assert reasons_of(gate, chat, [question]) == [REASONS["copy"]]
+    assert reasons_of(gate, question, ["The town should plant more trees."]) == [""]
+    assert reasons_of(gate, "No or yes?", ["No or yes."]) == [""], "a short question may name its answers"
+    assert len({reasons_of(gate, question, [f"It{mark}s right for the town."])[0] for mark in "'\u2019"}) == 1
 
 
 def test_shuffled_words_of_real_texts_are_refused(votes: PreferenceSet, gate: NoveltyGate) -> None:
     random = np.random.default_rng(0)
     lists = [(one.prompt, " ".join(random.permutation(one.responses[0].split()))) for one in candidates_of(votes)[:60]]
-    assert np.mean([gate.reasons(prompt, [text])[0] != "" for prompt, text in lists]) > 0.9
+    assert np.mean([reasons_of(gate, prompt, [text])[0] != "" for prompt, text in lists]) > 0.9
 
 
 def test_few_texts_of_unknown_prompts_are_refused(votes: PreferenceSet) -> None:
@@ -229,24 +255,24 @@ def test_few_texts_of_unknown_prompts_are_refused(votes: PreferenceSet) -> None:
     known = {Prompt(one.prompt).key for one in lists[::2]}
     mask = np.array([Prompt(votes.prompts[i]).key in known for i in votes.prompt_index])
     gate: Any = fit_gate(votes[mask], None)
-    reasons = [reason for one in lists[1::2] for reason in gate.reasons(one.prompt, list(one.responses))]
+    reasons = [reason for one in lists[1::2] for reason in reasons_of(gate, one.prompt, list(one.responses))]
     assert len(reasons) > 100
     assert np.mean([reason != "" for reason in reasons]) < 0.06, "three measures at 1 % each, on new prompts"
 
 
 @pytest.mark.skipif(default_encoder() != "minilm", reason="needs MiniLM")
 def test_the_encoders_last_layer_finds_texts_about_something_else() -> None:
-    embed: Any = gates.last_layer(TextFeatures(layers="0,6"))
+    embed: Any = sentence_embedding(TextFeatures(layers="0,6"))
     assert embed(["Tea?"]).shape == (1, 384)
     question = "Should children be allowed to drink alcohol?"
     texts = ("Alcohol harms the young, so keep the age limit.", "Trains should be cheaper.")
-    near, far = gates.topic_distance(embed, [(question, text) for text in texts])
+    near, far = topic_distance(embed, [(question, text) for text in texts])
     assert near < far - 0.3
 
 
 @pytest.mark.parametrize("features", [None, TextFeatures(encoder="none"), TextFeatures(encoder="hashing:64")])
 def test_encoders_without_a_language_model_give_no_vectors(features: TextFeatures | None) -> None:
-    assert gates.last_layer(features) is None
+    assert sentence_embedding(features) is None
 
 
 def test_there_is_no_gate_without_enough_held_out_texts(votes: PreferenceSet) -> None:
@@ -283,8 +309,8 @@ class Refusing:
 
     word: str
 
-    def reasons(self, _: str, texts: Sequence[str]) -> list[str]:
-        return ["it is salad" if self.word in text else "" for text in texts]
+    def check(self, items: Sequence[Item]) -> list[str]:
+        return ["it is salad" if self.word in text else "" for _, text in items]
 
 
 def test_a_refused_statement_gives_a_note_and_the_consensus_stands(ensemble: RewardEnsemble) -> None:
@@ -351,15 +377,15 @@ def test_without_held_out_texts_a_note_says_that_nothing_was_checked(ensemble: R
 def test_texts_that_people_voted_on_are_never_refused(votes: PreferenceSet) -> None:
     odd = {"prompt": "Tea?", "response_a": "zu mag blethon", "response_b": "zzz zzz zzz zzz"}
     gate: Any = fit_gate(load_preferences([*votes.to_records(), odd | {"votes_a": 3, "votes_b": 2}]), None)
-    assert gate.reasons("Tea?", ["zu mag blethon", "zzz zzz zzz zzz"]) == ["", ""]
-    assert gate.reasons("Rum?", ["zzz zzz zzz zzz"]) != [""]
+    assert reasons_of(gate, "Tea?", ["zu mag blethon", "zzz zzz zzz zzz"]) == ["", ""]
+    assert reasons_of(gate, "Rum?", ["zzz zzz zzz zzz"]) != [""]
 
 
 def test_short_texts_are_compared_with_short_parts_of_held_out_texts(votes: PreferenceSet, gate: NoveltyGate) -> None:
     nonsense = ["asdf jkl qwer", "blue blue blue the the", "the the the the"]
-    assert all(gate.reasons("Should the town plant more trees?", nonsense))
+    assert all(reasons_of(gate, "Should the town plant more trees?", nonsense))
     sensible = ["We should plant trees, because they cool the streets.", "No.", "Yes, but only if it costs little."]
-    assert gate.reasons("Should the town plant more trees?", sensible) == [""] * 3
+    assert reasons_of(gate, "Should the town plant more trees?", sensible) == [""] * 3
     known = {Prompt(one).key for one in votes.prompts[::2]}
     mask = np.array([Prompt(votes.prompts[i]).key in known for i in votes.prompt_index])
     half: Any = fit_gate(votes[mask], None)

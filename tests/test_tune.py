@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import printed, run, run_process
+from conftest import printed, run
 from hypothesis import given, strategies as st
 from rich.console import Console
 from test_remote import Reply, Request, Serve, fails, says, serve  # noqa: F401 - a fixture
@@ -82,16 +82,17 @@ def rows_of(tuned: Tuning, name: str) -> list[dict[str, Any]]:
 
 
 def test_each_policy_gets_more_reward_from_its_own_member_on_held_out_prompts(tuned: Tuning) -> None:
+    base: Any = tuned.base
     assert [policy.member for policy in tuned.members] == [0, 1]
     for i, policy in enumerate(tuned.members):
         assert policy.improved, policy
         assert policy.reward_after > policy.reward_before + 0.2
         assert policy.interval[0] < policy.reward_after - policy.reward_before < policy.interval[1]
-        assert tuned.matrix[i][i] == pytest.approx(policy.reward_after)
-        assert tuned.base[i] == pytest.approx(policy.reward_before)
-        assert tuned.matrix[i][i] > tuned.matrix[1 - i][i], "more than the other policy gets from this member"
+        assert policy.rewards[i] == pytest.approx(policy.reward_after)
+        assert base.base_rewards[i] == pytest.approx(policy.reward_before)
+        assert policy.rewards[i] > tuned.members[1 - i].rewards[i], "more than the other policy gets from this member"
         assert policy.kl > 2 * policy.kl_standard_error > 0
-    assert (tuned.prompts, tuned.held_out) == (18, 6)
+    assert (base.prompts, base.held_out) == (18, 6)
 
 
 def test_figures_match_the_stored_samples(tuned: Tuning) -> None:
@@ -198,11 +199,12 @@ def test_an_interrupted_tuning_is_resumed(tmp_path: Path, llama: Path, monkeypat
     resumed = tune(TOWN, PROMPTS, str(llama), folder, progress=lambda *at: steps.append(at), **quick)
     assert trained == [0, 1, 1], "a finished member is not trained again"
     assert (folder / "base.jsonl").read_bytes() == base
-    assert len(drawn) == 1 + resumed.held_out, "the base is sampled only for the lost line"
+    assert resumed.base
+    assert len(drawn) == 1 + resumed.base.held_out, "the base is sampled only for the lost line"
     assert steps[-1] == (24 + 2 + 6, 24 + 2 + 6)
     assert resumed.resumed == 1
     again = tune(TOWN, PROMPTS, str(llama), folder, **quick)
-    assert (again.members, again.matrix, again.resumed) == (resumed.members, resumed.matrix, 2)
+    assert (again.members, again.resumed) == (resumed.members, 2)
     assert len(trained) == 3
     monkeypatch.undo()
     unbroken = tune(TOWN, PROMPTS, str(llama), tmp_path / "unbroken", **quick)
@@ -219,6 +221,7 @@ def test_members_can_be_added_later_and_those_without_weight_are_skipped(tmp_pat
 
     first = tuning(members=[1])
     assert [policy.member for policy in first.members] == [1]
+    assert first.serving
     assert first.serving.weights == {"member-1": 1.0}
     both = tuning()
     assert [policy.member for policy in both.members] == [0, 1]
@@ -251,13 +254,13 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ("tune", tmp_path / "town", tmp_path / "prompts.jsonl", "--model", llama, "--member", "1", "--json")
     quick = ("--steps", "1", "--samples", "4", "--max-new-tokens", "8")
-    done = run_process(*command, *quick, "-o", tmp_path / "policies")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run(*command, *quick, "-o", tmp_path / "policies")
+    assert done.returncode == 0
     facts = json.loads(done.stdout)
     assert [policy["member"] for policy in facts["members"]] == [1]
     assert {"reward_before", "reward_after", "interval", "kl", "improved"} < set(facts["members"][0])
-    assert len(facts["matrix"]) == len(facts["matrix"][0]) == 1
-    assert (facts["prompts"] + facts["held_out"], facts["too_long"], facts["bad_rows"]) == (6, 1, 1)
+    base = facts["base"]
+    assert (base["prompts"] + base["held_out"], base["too_long"], facts["bad_rows"]) == (6, 1, 1)
     assert facts["seconds"] > 0
 
 
@@ -277,7 +280,7 @@ def test_the_page_reports_a_reward_that_did_not_improve(tuned: Tuning) -> None:
 
 def test_texts_on_the_page_cannot_move_the_cursor(tuned: Tuning) -> None:
     sample = ExampleAnswer("tea\x1b[2J", "[red]no[/red]", "a\r\nb" + "x" * 2000, 0.0, 0.0)
-    page = shown(replace(tuned, members=[replace(tuned.members[0], samples=[sample])], matrix=[[0.0]]))
+    page = shown(replace(tuned, members=[replace(tuned.members[0], samples=[sample])]))
     assert "\x1b" not in page
     assert "[red]no[/red]" in page
     assert "x" * 500 not in page.replace("\n", "").replace("│", "").replace(" ", "")
@@ -300,7 +303,7 @@ def test_unusable_prompts_members_and_models_are_refused(tmp_path: Path, llama: 
 
 
 def test_a_folder_with_other_settings_or_files_is_refused(tuned: Tuning, tmp_path: Path, llama: Path) -> None:
-    same: dict[str, Any] = {"method": tuned.method, **QUICK}
+    same: dict[str, Any] = {"method": tuned.settings["method"], **QUICK}
     with pytest.raises(DataError, match=r"its policies were tuned with beta 0\.1, samples 8; name another folder"):
         tune(TOWN, PROMPTS, str(llama), tuned.folder, **same | {"beta": 0.2, "samples": 4})
     with pytest.raises(DataError, match="its policies were tuned with another ensemble, other prompts"):
@@ -338,7 +341,7 @@ def test_chat_prompts_can_be_tuned_on(tmp_path: Path, llama: Path) -> None:
     chats: list[Any] = [(Message("user", prompt), *rest) for prompt in PROMPTS[:6]]
     found = tune(TOWN, chats, str(llama), tmp_path / "policies", members=[0], **QUICKEST | {"method": "grpo"})
     assert found.members[0].samples[0].prompt[0]["role"] == "user"
-    assert load_policies(tmp_path / "policies", TOWN).missing == (1,)
+    assert sorted(load_policies(tmp_path / "policies", TOWN).samplers) == [0]
 
 
 # --- policy writing ---------------------------------------------------------------------------------------------------
@@ -351,7 +354,7 @@ BRIEF = ("--max-new-tokens", "8")
 def write_policies(folder: Path, model: Path, ensemble: RewardEnsemble) -> Path:
     """Write the folder of ``tune`` with random adapters; test_tune checks that those of ``tune`` can write too."""
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
-    record = BaseRecord(str(model), 4, 2, 0, {"mean": [0.0] * ensemble.k, "spread": [1.0] * ensemble.k}, [0.0], 4.0)
+    record = BaseRecord(str(model), 4, 2, 0, [0.0], 4.0)
     manifest = Manifest(run_settings(ensemble, ["tea ?"], str(model), TuneOptions()), base=record)
     for j in range(ensemble.k):
         path = f"member-{j}"
@@ -392,7 +395,6 @@ def test_each_policy_writes_what_its_adapter_alone_would_write(policies: Path, l
         assert written == sample_distinct(alone, "tea ?", 4, SHORT).responses
         assert texts.setdefault(member, written) == written, "the same again after another policy wrote"
     assert texts[0] != texts[1]
-    assert tuned.missing == ()
 
 
 def test_the_base_without_adapters_writes_as_before_after_policies_wrote(policies: Path, llama: Path) -> None:
@@ -404,7 +406,8 @@ def test_the_base_without_adapters_writes_as_before_after_policies_wrote(policie
 
 def test_all_policies_share_one_base_in_memory(policies: Path) -> None:
     tuned = load_policies(policies, TOWN)
-    tuned.prepare()
+    for sampler in tuned.samplers.values():
+        sampler.prepare()
     models: list[Any] = [tuned.samplers[0], tuned.samplers[1], tuned.base]
     assert {type(one) for one in models} == {AdapterPolicy}
     assert len({id(one.model) for one in models}) == 1
@@ -463,10 +466,10 @@ def test_a_missing_adapter_is_left_to_the_base_and_a_damaged_one_is_named(polici
     copy = shutil.copytree(policies, tmp_path / "copy")
     shutil.rmtree(copy / "member-1")
     tuned = load_policies(copy, TOWN)
-    assert (sorted(tuned.samplers), tuned.missing) == ([0], (1,))
+    assert sorted(tuned.samplers) == [0]
     (copy / "member-0" / "adapter_model.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"member-0.adapter_model\.safetensors: it is damaged .*; copy or download"):
-        load_policies(copy, TOWN).prepare()
+        load_policies(copy, TOWN).samplers[0].prepare()
 
 
 # --- on a server ------------------------------------------------------------------------------------------------------
@@ -486,7 +489,8 @@ def by_name(request: Request) -> Reply:
 def test_a_server_is_asked_for_the_adapter_of_each_member(policies: Path, serve: Serve) -> None:  # noqa: F811
     server = serve(by_name, adapters("base", "member-0", "member-1"))
     tuned = load_policies(policies, TOWN, RemoteOptions(base_url=server.url))
-    tuned.prepare()
+    for sampler in tuned.samplers.values():
+        sampler.prepare()
     found = answer(TOWN, "tea ?", policies=tuned.samplers, n=3)
     assert {(entry.text, entry.member) for entry in found.answers} == {("member-0 ???", 0), ("member-1 ...", 1)}
     assert sorted(request["model"] for request in server.requests) == ["member-0", "member-1"]
@@ -496,7 +500,7 @@ def test_a_server_is_asked_for_the_adapter_of_each_member(policies: Path, serve:
 def test_a_server_without_the_adapters_is_an_error(policies: Path, serve: Serve) -> None:  # noqa: F811
     server = serve(by_name, adapters("base"))
     with pytest.raises(UsageError, match=r"has no model 'member-0'; serve the adapters with the command in .*json"):
-        load_policies(policies, TOWN, RemoteOptions(base_url=server.url)).prepare()
+        load_policies(policies, TOWN, RemoteOptions(base_url=server.url)).samplers[0].prepare()
 
 
 # --- on the command line ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -384,17 +384,12 @@ def save_adapter(adapted: Any, base: str, folder: Path) -> None:
 @contextmanager
 def quiet_trainers() -> Iterator[None]:
     """Silence TRL and the libraries it calls within the block: only errors are logged, and no warnings are shown."""
-    loggers = [logging.getLogger(name) for name in ("trl", "accelerate", "peft", "datasets")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quiet_transformers(), warnings.catch_warnings(), ExitStack() as after:
+        warnings.simplefilter("ignore")
+        for logger in map(logging.getLogger, ("trl", "accelerate", "peft", "datasets")):
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        yield
 
 
 def _model_and_data(run: "Run", rows: list[dict[str, Any]]) -> dict[str, Any]:

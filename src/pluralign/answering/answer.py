@@ -29,7 +29,6 @@ from pluralign.answering.gate import NoveltyGate, fit_gate, words_of
 from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
 from pluralign.answering.request import AnswerRequest, Encode, Mode, Voters, at_once
 from pluralign.answering.steering import (
-    JUDGE_TOKENS,
     Likings,
     ScoredChoices,
     Steering,
@@ -41,12 +40,13 @@ from pluralign.answering.steering import (
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.random_streams import OWN_ANSWERS, random_stream
-from pluralign.core.text import one_line
+from pluralign.core.text import counted, one_line
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.measuring.cards import Profile, member_profiles
+from pluralign.text.judge import JudgeModel
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import language_model
 from pluralign.theory.social_choice import policies
@@ -199,7 +199,7 @@ def choose(
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes, distinct = list(drafts.notes if drafts else ()), {text: texts.index(text) for text in texts}
     if drafts is None and len(distinct) < len(texts):
-        notes.append(f"{len(texts) - len(distinct)} candidates were repeats and count once")
+        notes.append(f"{counted(len(texts) - len(distinct), 'repeat')} left out of the candidates")
     refused = {text: reason for text, row in distinct.items() if reasons and (reason := reasons[row])}
     all_refused = len(refused) == len(distinct)
     rows = [row for text, row in distinct.items() if all_refused or text not in refused]
@@ -288,10 +288,16 @@ class Host:
 
     ensemble: RewardEnsemble
     progress: Progress | None = None
+    remedy: str = "give candidates or a generator"
+    """For a prompt without candidates."""
 
     def rewards(self, items: Sequence[Item], *, average: bool = False) -> FloatArray:
         """Return ``(n_items, k)`` rewards, and with ``average`` the reward for everyone if there is one."""
         return (self.ensemble.rewards_and_average if average else self.ensemble.rewards)(items, self.progress)
+
+    def missing(self, message: str) -> Exception:
+        """Return the error of a prompt without candidates."""
+        return UsageError(message)
 
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:  # noqa: ARG002 - for errors of a server
         """Return the result of work that samples from the language model ``name``."""
@@ -319,7 +325,7 @@ class Answerer:
     """The members' own policies, by member; members may be missing. See ``load_policies``."""
     writer: Sampler | None = None
     """Writes statements (``AnswerRequest.distill``); the generator if there is no writer."""
-    judge: Sampler | None = None
+    judge: JudgeModel | None = None
     """Chooses, for a person who wants ``like``, between the held-out responses that say most about the person."""
     refusal: RefusalPolicy | None = None
     """Runs first; if it returns a text, that is the answer."""
@@ -462,7 +468,7 @@ class Answerer:
         scored = scored[[distinct.index(text) for text in texts]]
         rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
         gate = self.fitted_gate
-        reasons = gate.reasons(request.prompt, texts) if gate else None
+        reasons = gate.check([(request.prompt, text) for text in texts]) if gate else None
         rest: dict[str, Any] = {"user": user, "average": average, "drafts": drafts and own, "reasons": reasons}
         found = choose(request, voters, texts, rewards, **rest)
         notes = (*found.notes, *own.notes) if drafts is None else found.notes
@@ -487,7 +493,7 @@ class Answerer:
             if len(given) < n:
                 notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
         elif given is None and not self.policies:
-            raise UsageError(self.no_candidates(request.prompt, "give candidates or a generator"))
+            raise host.missing(self.no_candidates(request.prompt, host.remedy))
         return Drafts((), {}, cut_at(given or (), request.stop), tuple(notes), cut_off)
 
     def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:
@@ -498,11 +504,8 @@ class Answerer:
         if self.judge is not None:
             if not request.like or self.held_out is None:
                 raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
-            judge, held_out = self.judge, self.held_out
-            careful = replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
-            ask = lambda text: sample_distinct(judge, text, 1, careful).responses[0]  # noqa: E731
-            work = partial(judged_choices, voters, held_out, request.like, ask)
-            scored = host.sample(work, judge.name, "judgement")
+            work = partial(judged_choices, voters, self.held_out, request.like, self.judge)
+            scored = host.sample(work, self.judge.name, "judgement")
         elif request.like and self.likings is not None:
             match = self.likings.match(request.like, request.seed)
         return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
@@ -555,9 +558,11 @@ class Answerer:
         drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
         if not drafts:
             return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-        reasons = gate.reasons(request.prompt, drafts) if (gate := self.fitted_gate) else [""] * len(drafts)
-        voters = Voters.of(self.ensemble).at(request.level)
-        of_drafts = host.rewards([(request.prompt, text) for text in drafts])
+        items, voters = [(request.prompt, text) for text in drafts], Voters.of(self.ensemble).at(request.level)
+        reasons, of_drafts = (
+            gate.check(items) if (gate := self.fitted_gate) else [""] * len(drafts),
+            host.rewards(items),
+        )
         best = slate.judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
         notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
         return replace(found, distilled=best, notes=(*found.notes, *notes))

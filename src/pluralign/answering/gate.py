@@ -9,10 +9,11 @@ weight. The gate knows the held-out texts of the fit, and measures four things o
 - *topic*: the distance between text and question, in the last layer of the ensemble's encoder, if it is a language
   model. It finds texts about something else.
 
-A text is refused if a measure is above that of all but 1 % of the held-out texts, each measured by a model that does
-not know its prompt. Short texts vary more, so they are compared with parts of held-out texts that are as short. A text
-that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how often the gate is wrong. The gate
-does not know whether a statement is true, or fair to its slate.
+Texts without any word of the held-out texts (such as emoji), texts with control characters, and copies of the question
+are refused at once. Any other text is refused if a measure is above that of all but 1 % of the held-out texts, each
+measured by a model that does not know its prompt. Short texts vary more, so they are compared with parts of held-out
+texts that are as short. A text that people voted on is never refused. ``benchmarks/statement_gate.py`` measures how
+often the gate is wrong. The gate does not know whether a statement is true, or fair to its slate.
 """
 
 import itertools
@@ -21,14 +22,16 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
 
 from pluralign.answering.request import Encode, at_once
+from pluralign.answering.slate import NEAR_DUPLICATE, similarity
 from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.text import printable
 from pluralign.text.encoders import TextFeatures, encode as encoded
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.transformer import ModelEncoder
@@ -39,7 +42,7 @@ from pluralign.votes.prompts import Item, Prompt, PromptLike
 Asked: TypeAlias = tuple[str, str]
 """A question and a text."""
 Embed: TypeAlias = Callable[..., FloatArray]
-"""Takes n texts; returns unit vectors, ``(n, dimension)``. With ``cache=True`` they are kept on disk."""
+"""Takes n texts; returns vectors, ``(n, dimension)``. With ``cache=True`` they are kept on disk."""
 
 LEVEL = 0.01
 """Share of held-out texts above a threshold, per measure."""
@@ -58,7 +61,13 @@ TOPIC_LENGTH = 24
 PAIR_SHARE = 0.8
 """λ of the word model: weight of the word-pair estimate beside the word estimate."""
 REPEATS_WITHIN = 3
+COPY_LENGTH = 4
+"""Words of the shortest question of which a copy is refused: "Tea or coffee." may answer "Tea or coffee?"."""
 REASONS = {
+    "empty": "it is empty",
+    "control": "it holds control characters",
+    "unknown": "none of its words is in the held-out texts",
+    "copy": "it repeats the question",
     "words": "its words are unlike those of the held-out texts",
     "order": "its words are in an order unlike that of the held-out texts",
     "repeats": "it repeats its words",
@@ -132,7 +141,6 @@ class NoveltyGate:
     """Number of each text's fold, ``(n_texts,)``; texts of one question are in one fold."""
     embed: Embed | None = None
     """For *topic*."""
-    level: float = LEVEL
 
     @cached_property
     def known(self) -> frozenset[Asked]:
@@ -161,7 +169,7 @@ class NoveltyGate:
                 break
             measured = [models[number].measure(part) for number, part in parts.items() if part]
             found[length] = {
-                name: conformal_quantile(np.concatenate([one[name] for one in measured]), self.level)
+                name: conformal_quantile(np.concatenate([one[name] for one in measured]), LEVEL)
                 for name in (measured[0] if measured else ())
             }
         return found
@@ -175,16 +183,27 @@ class NoveltyGate:
             return math.inf
         rows = np.unique(np.linspace(0, len(long) - 1, min(len(long), MAX_EMBEDDED)).astype(np.int64))
         distance = topic_distance(partial(self.embed, cache=True), [long[row] for row in rows.tolist()])
-        return conformal_quantile(distance, self.level)
+        return conformal_quantile(distance, LEVEL)
 
-    def reasons(self, prompt: PromptLike, texts: Sequence[str]) -> list[str]:
-        """Return for each text the reason to refuse it, or an empty text."""
-        return self.check([(prompt, text) for text in texts])
+    def _at_sight(self, prompt: PromptLike, text: str) -> str:
+        """Return the reason to refuse a text that needs no measure."""
+        if not text.strip():
+            return REASONS["empty"]
+        if printable(plain := text.replace("\r", "")) != plain:
+            return REASONS["control"]
+        if self.model.words.keys().isdisjoint(spoken_words(text)):
+            return REASONS["unknown"]
+        question = Prompt(prompt).turns[-1].content
+        long = len(spoken_words(question)) >= COPY_LENGTH
+        return REASONS["copy"] if long and similarity(question, text) >= NEAR_DUPLICATE else ""
 
     def check(self, items: Sequence[Item]) -> list[str]:
         """Return for each prompt with a text the reason to refuse the text, or an empty text."""
         asked = [(Prompt(prompt).text, text) for prompt, text in items]
-        reasons = ["" if text.strip() else "it is empty" for _, text in asked]
+        reasons = [
+            "" if one in self.known and one[1].strip() else self._at_sight(*item)
+            for one, item in zip(asked, items, strict=True)
+        ]
         new = [i for i, one in enumerate(asked) if not reasons[i] and one not in self.known]
         if not new:
             return reasons
@@ -209,18 +228,16 @@ class NoveltyGate:
 def fit_gate(
     held_out: PreferenceSet,
     features: TextFeatures | FinetunedFeatures | None = None,
-    level: float = LEVEL,
     encode: Encode = at_once,
 ) -> NoveltyGate | None:
     """Return the gate of an ensemble, from the texts of its held-out votes.
 
     Thresholds are conformal quantiles: if new texts are like held-out texts of other prompts, each measure is above its
-    threshold for at most ``level`` of them. With n < 1/level − 1 texts, the threshold is the largest measure.
+    threshold for at most ``LEVEL`` of them. With n < 1/LEVEL − 1 texts, the threshold is the largest measure.
 
     Args:
         held_out: votes whose texts are known to be good.
         features: of the ensemble; its encoder embeds texts for *topic*.
-        level: share of held-out texts above a threshold.
         encode: calls the encoder.
 
     Returns:
@@ -231,7 +248,7 @@ def fit_gate(
     if len(items) < FEWEST_TEXTS or len(lists) < FOLDS:
         return None
     fold = np.repeat(np.arange(len(lists), dtype=np.int32) % FOLDS, [len(one.responses) for one in lists])
-    return NoveltyGate(items, fold, last_layer(features, encode), level)
+    return NoveltyGate(items, fold, sentence_embedding(features, encode))
 
 
 def repeats(text: str) -> float:
@@ -261,24 +278,21 @@ def topic_distance(embed: Embed, items: Sequence[Asked]) -> FloatArray:
     """Return 1 − cosine of each text and its question, ``(n_items,)``."""
     questions = list(dict.fromkeys(question for question, _ in items))
     vectors = embed([*questions, *(text for _, text in items)])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     row = {question: i for i, question in enumerate(questions)}
     of_question = vectors[[row[question] for question, _ in items]]
     return np.asarray(1 - (of_question * vectors[len(questions) :]).sum(axis=1))
 
 
-def last_layer(features: TextFeatures | FinetunedFeatures | None, encode: Encode = at_once) -> Embed | None:
-    """Return a function from texts to unit vectors of the encoder's last layer; None if no language model encodes."""
-    if not isinstance(features, TextFeatures):
+def sentence_embedding(features: TextFeatures | FinetunedFeatures | None, encode: Encode = at_once) -> Embed | None:
+    """Return a function from texts to vectors of the last layer of an encoder; None if no language model encodes."""
+    if not isinstance(features, TextFeatures) or not isinstance(features.load_checked(), ModelEncoder):
         return None
-    encoder, n_layers = features.load_checked(), features.n_layers
-    if not isinstance(encoder, ModelEncoder):
-        return None
+    encoder = replace(features, layers="last", pooling="mean", surface=False, identity="").resolved().load()
 
-    def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:
+    def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:  # a server keeps no texts of its users
         read = partial(encoded, encoder=encoder, surface=False, cache=cache)
-        vectors = np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
-        last = vectors[:, -(vectors.shape[1] // n_layers) :]
-        return np.asarray(last / np.maximum(np.linalg.norm(last, axis=1, keepdims=True), 1e-12))
+        return np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
 
     return embed
 
@@ -298,4 +312,9 @@ def conformal_quantile(values: FloatArray, level: float) -> float:
 
 def words_of(text: str) -> list[str]:
     """Return the words and punctuation marks of a text, in lower case."""
-    return _WORD.findall(text.casefold())
+    return _WORD.findall(text.casefold().replace("’", "'"))
+
+
+def spoken_words(text: str) -> list[str]:
+    """Return the words of a text, in lower case, without punctuation marks."""
+    return [word for word in words_of(text) if word[0].isalnum()]

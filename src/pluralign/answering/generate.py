@@ -44,14 +44,8 @@ class Failure:
     error: str
     row: int | None = None
     """Row of the file, if the row has no prompt."""
-    prompt: PromptLike | None = None
-    """The prompt, if sampling failed."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return {row, error} or {prompt, error}."""
-        if self.prompt is None:
-            return {"row": self.row, "error": self.error}
-        return {"prompt": Prompt(self.prompt).json, "error": self.error}
+    prompt: Any = None
+    """The prompt as JSON, if sampling failed."""
 
 
 @dataclass
@@ -282,7 +276,7 @@ def generate(
     options = sampling_for(sampler, options)
     settings = {"model": sampler.name, "n": n, **asdict(options)}
     lines, failures = JsonLines(output), Path(f"{output}{FAILED_SUFFIX}")
-    _check_owner(failures, (b'{"prompt": ', b'{"row": '), "error")
+    _check_owner(failures, b'{"error": ', "row")
     finished = _read_finished(lines, settings)
     by_key = {Prompt(prompt).key: prompt for prompt in prompts}
     remaining = [key for key in by_key if key not in finished]
@@ -303,9 +297,9 @@ def generate(
             if progress:
                 progress(done, len(by_key))
     _sort_lines(lines, list(finished), list(by_key))
-    failed += [Failure(str(errors[key]), prompt=by_key[key]) for key in remaining if key in errors]
+    failed += [Failure(str(errors[key]), prompt=Prompt(by_key[key]).json) for key in remaining if key in errors]
     if failed:
-        JsonLines(failures).replace(failure.to_json() for failure in failed)
+        JsonLines(failures).replace(asdict(failure) for failure in failed)
     else:
         failures.unlink(missing_ok=True)
     found = [finished[key] for key in by_key if key in finished]
@@ -331,7 +325,7 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, S
     Raises:
         DataError: a line is not from ``generate``, or was sampled with other settings. The file is not changed.
     """
-    _check_owner(lines.path, (b'{"prompt": ',), "sampled")
+    _check_owner(lines.path, b'{"prompt": ', "sampled")
     finished = {}
     for row, line in enumerate(lines.rows(), 1):
         try:
@@ -350,22 +344,20 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, S
     return finished
 
 
-def _check_owner(path: Path, starts: Sequence[bytes], key: str) -> None:
+def _check_owner(path: Path, start: bytes, key: str) -> None:
     """Raise DataError if the first line of a file is not from ``generate``, so that no other file is emptied.
 
     Args:
         path: of the file, which may be missing.
-        starts: how a line of ``generate`` starts. A line that a kill left incomplete is the start of one.
+        start: how a line of ``generate`` starts. A line that a kill left incomplete is the start of one.
         key: what a complete line holds.
     """
     if not path.is_file():
         return
     with path.open("rb") as stream:
-        begin = stream.read(max(map(len, starts)))
-        if not begin:
-            return
-        ours = any(start.startswith(begin) or begin.startswith(start) for start in starts)
-        line = begin + stream.readline() if ours else b""
+        line = stream.read(len(start))
+        ours = start.startswith(line)
+        line += stream.readline() if line == start else b""
     try:
         complete = json.loads(line)
     except ValueError:

@@ -27,7 +27,7 @@ from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
+from pluralign.ensemble.record import Settings
 from pluralign.text.causal import Completion, LocalModel
 from pluralign.text.loading import check_model, errors_of, model_folder, quiet_transformers
 from pluralign.text.options import RemoteOptions, SamplingOptions
@@ -94,8 +94,6 @@ class BaseRecord:
     """Number of held-out prompts."""
     too_long: int
     """Number of prompts left out: together with a response they exceed the model's context."""
-    scale: Mapping[str, list[float]]
-    """``mean`` and ``spread`` that standardise each member's rewards; see ``reward_scale``."""
     base_rewards: list[float]
     """Mean standardised reward of the base's responses to held-out prompts, by every member."""
     base_tokens: float
@@ -238,13 +236,6 @@ class TunedPolicies:
     """By member."""
     base: Sampler
     """The base model without an adapter: it writes candidates for members without a policy."""
-    missing: tuple[int, ...]
-    """Members with weight that have no policy."""
-
-    def prepare(self) -> None:
-        """Load the base and all adapters, or check that the server has them."""
-        for sampler in self.samplers.values():
-            sampler.prepare()
 
 
 def load_policies(
@@ -277,8 +268,7 @@ def load_policies(
         base = AdapterPolicy(adapters, None, tuned_at)
     if not samplers:
         raise DataError("its adapters are missing", file=str(folder), remedy="run pluralign tune again")
-    with_weight = [j for j in range(ensemble.k) if ensemble.weights[j] > NEGLIGIBLE_WEIGHT]
-    return TunedPolicies(samplers, base, tuple(j for j in with_weight if j not in samplers))
+    return TunedPolicies(samplers, base)
 
 
 def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> None:

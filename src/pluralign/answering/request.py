@@ -30,9 +30,10 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 FEW_FOLLOWERS = 0.1
 """Probability that a person follows a member, below which choices and words change the answer little."""
 NO_VOICES = (
-    "steering cannot help: these votes give no evidence of distinct voices, so choices and words hardly change the "
-    "answer; docs/how-to/collect.md describes votes that show voices"
+    "steering cannot help: in the fit, members predicted votes on validation prompts no better than one reward, so "
+    "choices and words hardly change the answer; docs/how-to/collect.md describes votes that show voices"
 )
+ONE_VOICE = "steering cannot help: the ensemble has only one member with weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +147,15 @@ class Voters:
 
     @property
     def cannot_steer(self) -> str:
-        """Why choices and words hardly change an answer: votes without evidence that members are people, or one member.
+        """Why choices and words hardly change an answer: no evidence in the fit that members are people, or one member.
 
         Example:
             >>> Voters(np.ones(2), model=ChoiceModel(people=0.97, source="raters")).cannot_steer
             ''
         """
-        return NO_VOICES if self.model.people < FEW_FOLLOWERS or (self.alpha > 1 - NEGLIGIBLE_WEIGHT).any() else ""
+        if (self.alpha > 1 - NEGLIGIBLE_WEIGHT).any():
+            return ONE_VOICE
+        return NO_VOICES if self.model.people < FEW_FOLLOWERS else ""
 
     def chances(self, difference: FloatArray, average: FloatArray | None) -> FloatArray:
         """Return P(a) of each pair by every kind of person, ``(n, k + 1, n_factors)``."""

@@ -7,14 +7,15 @@ says if choices or words cannot change it, and why.
 """
 
 import itertools
-import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from importlib.resources import files
 
 import numpy as np
 
-from pluralign.answering.gate import words_of
+from pluralign.answering.gate import Embed, sentence_embedding, spoken_words, words_of
+from pluralign.answering.generate import concurrency_of
 from pluralign.answering.request import FEW_FOLLOWERS, AnswerRequest, Encode, Voters, at_once
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
@@ -22,8 +23,7 @@ from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.cards import Profile, member_name
-from pluralign.text.encoders import TextFeatures, encode as encoded
-from pluralign.text.transformer import ModelEncoder
+from pluralign.text.judge import JudgeModel, Question, judge_pairs
 from pluralign.theory import posterior as theory
 from pluralign.theory.calibration import sigmoid
 from pluralign.votes.judgments import Judgments, rankings_of_one
@@ -60,7 +60,7 @@ class Steering:
     posterior: tuple[float, ...]
     """That probability for every member. The rest of 1 is ``average``."""
     path: tuple[tuple[float, ...], ...] = ()
-    """The posterior after each of the user's choices; the first entry is the prior."""
+    """The prior, then the posterior after each of the user's choices. Empty for a member that was named."""
     average: float = 0.0
     """Probability that the user follows no member: then one reward for everyone predicts the choices."""
     support: float | None = None
@@ -209,17 +209,7 @@ def answer_for(
 # --- Words by their meaning: an encoder, or a language model, compares them with what members like.
 
 
-COMMON = (
-    "I want short answers.", "I want long and detailed answers.", "Use simple words.", "Be formal and professional.",
-    "Be warm and friendly.", "Be honest and direct.", "Give me facts, numbers and evidence.",
-    "Tell me a story from real life.", "Use lists and headings.", "Write plain paragraphs.", "Ask me questions.",
-    "Be careful and admit doubts.", "Be confident and decisive.", "Be optimistic.", "Be critical.", "Show both sides.",
-    "Take a clear position.", "Give practical advice.", "Think about families and children.",
-    "Think about money and the economy.", "Think about safety.", "Think about freedom.",
-    "Think about justice and equality.", "Think about the future.", "Respect experience and history.",
-    "Think about health.", "Think about science and technology.", "Think about my own town.",
-    "Think about the whole world.", "Make me laugh.",
-)  # fmt: skip
+COMMON = tomllib.loads(files("pluralign").joinpath("answering/descriptions.toml").read_text(encoding="utf-8"))["common"]
 """Usual descriptions. A member is a match if a description fits it better than these do."""
 MAX_PAIRS = 1000
 """Held-out pairs whose texts are encoded: those on which members differ most."""
@@ -228,10 +218,8 @@ MIN_PROMPTS = 5
 RESAMPLES = 200
 JUDGED_PAIRS = 12
 """Pairs that a language model judges, each in both orders."""
-JUDGE_TOKENS = 8
-"""Longest reply of a judge."""
-MAX_LENGTH = 2000
-"""Characters of a response that a language model reads."""
+UNCLEAR = 0.25
+"""A judged pair counts if the mean probability of a response over both orders is further than this from ½."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,20 +232,11 @@ class MeaningMatch:
     """Why the description says nothing about the members; then the posterior is their weights."""
 
 
-def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
-    """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
-    if not isinstance(ensemble.features, TextFeatures):
-        return None
-    features = replace(ensemble.features, layers="last", pooling="mean", surface=False, identity="")
-    return features.resolved() if isinstance(features.load(), ModelEncoder) else None
-
-
 @dataclass(frozen=True, eq=False)
 class Likings:
     """What the members like on held-out votes, as directions in the space of sentence vectors."""
 
-    embed: Callable[..., FloatArray]
-    """Takes n texts; returns their vectors, ``(n, d)``."""
+    embed: Embed
     difference: FloatArray
     """v_a − v_b of each pair, ``(n_pairs, d)``."""
     liking: FloatArray
@@ -274,16 +253,10 @@ class Likings:
     @classmethod
     def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes, encode: Encode = at_once) -> "Likings | None":
         """Encode held-out texts; their votes are not used. None without a transformers encoder or enough prompts."""
-        features = sentence_features(ensemble)
-        if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
+        if ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
             return None
-
-        encoder = features.load_checked()
-
-        def embed(texts: Sequence[str], *, cache: bool = False) -> FloatArray:  # a server keeps no texts of its users
-            read = partial(encoded, encoder=encoder, surface=False, cache=cache)
-            return np.asarray(encode(read, [("", text) for text in texts]), dtype=np.float64)
-
+        if (embed := sentence_embedding(ensemble.features, encode)) is None:
+            return None
         liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
         liking -= (liking @ ensemble.weights)[:, None]
         rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
@@ -297,7 +270,7 @@ class Likings:
 
     def match(self, text: str, seed: int = 0) -> MeaningMatch:
         """Compare a description, such as "protect nature first", with what the members like."""
-        if self.words.isdisjoint(word for word in words_of(text) if word[0].isalnum()):
+        if self.words.isdisjoint(spoken_words(text)):
             return MeaningMatch(self.weights / self.weights.sum(), UNKNOWN_WORDS)
         described = np.vstack([self.common, self.embed([text])]) - self.mean
         known = self.difference, self.liking, self.prompts
@@ -346,60 +319,39 @@ def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Pro
     names = {card.member: card.label for card in profiles}
     fits = f"fits your words with probability {match.posterior[best]:.0%}, by their meaning"
     why = match.note or f"among the members, “{names.get(best, member_name(best))}” {fits}"
+    prior, known = (tuple((voters.model.people * of).tolist()) for of in (voters.alpha, match.posterior))
     note, nobody = match.note or voters.cannot_steer, float(1 - voters.model.people)
-    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()), average=nobody, note=note)
+    return Steering(best, why, known[best], known, (prior,), average=nobody, note=note)
 
 
-def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:
+def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, judge: JudgeModel) -> ScoredChoices:
     """Return the choices that a language model makes for a person with a preference in words.
 
-    Each pair is asked in both orders. A pair on which the two answers differ, or which has no clear answer, is left
-    out.
+    Each pair is asked in both orders. A pair on which the answers differ, or are not clear, is left out.
 
     Args:
         voters: the ensemble's numbers.
         held_out: pairs to choose from: the most informative ones about the member, one per prompt.
         text: the preference.
-        ask: takes an instruction; returns the text that a language model writes.
+        judge: the language model.
 
     Raises:
         UsageError: the language model gave no usable answer.
     """
     votes = held_out.preferences
     chance = theory.choice_probability(held_out.difference, voters.temperature, voters.undecided, voters.model.slip)
-    rows = theory.most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS)
-    kept, chose_a = [], []
-    for row in rows:
-        prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
-        pair = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
-        first = _verdict(ask(judge_instruction(text, prompt, *pair)))
-        second = _verdict(ask(judge_instruction(text, prompt, *reversed(pair))))
-        if first is not None and second is not None and first != second:
-            kept.append(row)
-            chose_a.append(first == "A")
-    if not kept:
+    rows = np.array(theory.most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS))
+    asked, person = votes[rows], f"From an answer this person wants: {text}"
+    parts = (of.tolist() for of in (asked.prompt_index, asked.a_index, asked.b_index))
+    questions = [
+        Question(person, Prompt(asked.prompts[prompt]).text, str(asked.responses[a]), str(asked.responses[b]))
+        for prompt, a, b in zip(*parts, strict=True)
+    ]
+    prob_a = judge_pairs(judge, questions, concurrency=concurrency_of(judge)).prob_a
+    clear = np.abs(prob_a - 0.5) > UNCLEAR
+    if not clear.any():
         raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
-    chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
+    chosen, for_a = held_out[rows[clear]], (prob_a[clear] > 0.5).astype(np.int64)
     own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=0 * for_a, judgments=None)
     rankings = rankings_of_one(own)
     return ScoredChoices(rankings, chosen.rewards[rankings.items(own)])
-
-
-def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:
-    """Return the instruction for one pair."""
-    return (
-        f"A person says what they want from an answer: {text}\n\nQuestion: {prompt}\n\n"
-        f"Response A: {response_a[:MAX_LENGTH]}\n\nResponse B: {response_b[:MAX_LENGTH]}\n\n"
-        "Which of the two responses would this person prefer? Reply with one letter, A or B."
-    )
-
-
-def _verdict(reply: str) -> str | None:
-    """Return A or B if the reply names exactly one of them, else None.
-
-    Example:
-        >>> _verdict("Response B."), _verdict("a"), _verdict("A or B")
-        ('B', 'A', None)
-    """
-    found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
-    return found.pop() if len(found) == 1 else None

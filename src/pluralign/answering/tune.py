@@ -43,31 +43,15 @@ EXAMPLES = 3
 """Held-out prompts whose first responses, of the base and the policy, are stored in the manifest."""
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """The contents of a folder of tuned policies."""
+@dataclass(frozen=True, kw_only=True)
+class Tuning(policies.Manifest):
+    """The manifest of a folder of policies, and what ``tune`` did."""
 
     folder: str
-    model: str
-    method: str
-    prompts: int
-    """Number of training prompts."""
-    held_out: int
-    """Number of held-out prompts."""
-    too_long: int
-    """Number of prompts left out: together with a response they exceed the model's context."""
     bad_rows: int
     """Number of rows without a prompt."""
-    members: list[policies.TunedPolicy]
-    matrix: list[list[float]]
-    """Mean held-out reward of policy i by member j, over the tuned members, standardised."""
-    base: list[float]
-    """The same of the base."""
-    base_tokens: float
-    """Mean length of the base's responses."""
     resumed: int
     """Number of members that an earlier run had finished."""
-    serving: policies.Serving
     notes: list[str]
     seconds: float
 
@@ -121,24 +105,12 @@ def tune(
     if remaining:
         adapters.check_packages()
         manifest = _tune_members(remaining, manifest, ensemble, prompts, output, options, progress)
-    base = manifest.base
-    assert base is not None and manifest.serving is not None  # noqa: S101, PT018 - there is a finished member
-    tuned = [policy.member for policy in manifest.members]
     return Tuning(
+        **vars(manifest),
         folder=str(output),
-        model=model,
-        method=options.method,
-        prompts=base.prompts,
-        held_out=base.held_out,
-        too_long=base.too_long,
         bad_rows=len(failures),
-        members=manifest.members,
-        matrix=[[policy.rewards[j] for j in tuned] for policy in manifest.members],
-        base=[base.base_rewards[j] for j in tuned],
-        base_tokens=base.base_tokens,
         resumed=len(chosen) - len(remaining),
-        serving=manifest.serving,
-        notes=_notes(ensemble, tuned),
+        notes=_notes(ensemble, [policy.member for policy in manifest.members]),
         seconds=time.perf_counter() - started,
     )
 
@@ -251,7 +223,6 @@ class Run:
             prompts=len(self.train),
             held_out=len(self.held_out),
             too_long=too_long,
-            scale={"mean": self.scale.mean.tolist(), "spread": self.scale.spread.tolist()},
             base_rewards=self.held_out_rewards.mean(axis=(0, 1)).tolist(),
             base_tokens=adapters.mean_length(self.base[len(self.train) :]),
         )

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.text import one_line
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import Worker
 
@@ -137,7 +138,7 @@ def run_on_ray(worker: Worker, options: EngineOptions) -> Generator[str]:
                 yield str(row["problem"])
         except ray.exceptions.RayActorError as error:
             remedy = "run the same command again to do the shards that are left"
-            raise DataError(f"Ray lost its workers ({_first_line(error)})", remedy=remedy) from None
+            raise DataError(f"Ray lost its workers ({one_line(error)})", remedy=remedy) from None
 
 
 @contextmanager
@@ -162,7 +163,7 @@ def cluster(options: EngineOptions) -> Iterator[None]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         remedy = "check the address, and that the cluster has this version of Ray and Python"
         failed = f"reached at {address}" if address else "started on this machine"
-        raise DataError(f"Ray cannot be {failed} ({_first_line(error)})", remedy=remedy) from None
+        raise DataError(f"Ray cannot be {failed} ({one_line(error)})", remedy=remedy) from None
     try:
         yield
     finally:
@@ -178,10 +179,6 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 if __name__ == "__main__":

@@ -116,17 +116,14 @@ class Worker:
             raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
         return read_stored(Plan, self.plan_file)
 
-    def prepare(self) -> Transform:
-        """Load the encoder or the ensemble, and return the function that transforms rows."""
-        return encoding(**self.plan.task) if "features" in self.plan.task else scoring(**self.plan.task)
-
     @cached_property
-    def _transform(self) -> Transform:
-        return self.prepare()
+    def transform(self) -> Transform:
+        """The function that transforms rows; the encoder or the ensemble is loaded for it."""
+        return encoding(**self.plan.task) if "features" in self.plan.task else scoring(**self.plan.task)
 
     def _do(self, number: int) -> None:
         texts, result = Path(self.plan.shards[number]), Path(self.plan.results) / shard_name(number)
-        transform = self._transform
+        transform = self.transform
         _check_visible(texts)
         self._count_attempt(texts, result.name)
         with atomic_write(result) as partial, ExitStack() as stack:

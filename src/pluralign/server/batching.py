@@ -15,6 +15,7 @@ from contextlib import suppress
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
+from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits
 from pluralign.text.encoders import vector_key
 from pluralign.votes.prompts import Item, text_key
@@ -23,14 +24,6 @@ WINDOW_SHARE = 0.1
 """The batch window is at most this share of the duration of the last batch."""
 MAX_RETRY_AFTER = 60
 """Maximum Retry-After of a rejected request, in seconds."""
-
-
-class QueueFullError(Exception):
-    """More texts are waiting than the queue allows."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many texts are waiting to be scored; try again in {retry_after} s")
-        self.retry_after = retry_after
 
 
 class _PendingText:
@@ -77,14 +70,16 @@ class Batcher:
         """Return ``(n_items, k)`` rewards, scored together with the texts of concurrent requests.
 
         Raises:
-            QueueFullError: if the queue has no room for the new texts.
+            ApiError: if the queue has no room for the new texts.
         """
         keys = [vector_key(text_key(*item)) for item in items]  # digests take little memory
         known = {key: rewards for key in keys if (rewards := self._cached(key)) is not None}
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
         new = [key for key in missing if key not in self._waiting and key not in self._running]
         if len(self._waiting) + len(new) > self._limits.queue_texts:
-            raise QueueFullError(self._retry_after())
+            wait = self._retry_after()
+            message = f"too many texts are waiting to be scored; try again in {wait} s."
+            raise ApiError(503, message, code="queue_full", retry_after=wait)
         pending = {}
         for key, item in missing.items():
             text = self._running.get(key) or self._waiting.setdefault(key, _PendingText(item))

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,19 +89,19 @@ def answer_details(
         generator: name of the model that wrote the candidates.
         ignored: fields of the request that have no effect.
     """
-    first = answers[0]
-    steering = first.steering
-    entries = [
+    steering = answers[0].steering
+    entries = (
         schemas.AnswerEntry(**vars(entry), name=None if entry.member is None else names[entry.member])
         for answer in answers
         for entry in answer.answers
-    ]
-    own = {
-        "answers": entries,
+    )
+    own: dict[str, Any] = {
+        "answers": tuple(entries),
+        "texts": tuple(dict.fromkeys(text for answer in answers for text in answer.texts)),
         "steering": schemas.SteeringResponse(**vars(steering), name=names[steering.member]) if steering else None,
-        "written": sorted({j for answer in answers for j in answer.written}),
+        "written": tuple(sorted({j for answer in answers for j in answer.written})),
     }
-    return schemas.AnswerDetails(**vars(first) | own, seed=seed, generator=generator, ignored=list(ignored))
+    return schemas.AnswerDetails(**vars(answers[0]) | own, seed=seed, generator=generator, ignored=list(ignored))
 
 
 def message(index: int, answer: Answer, target: ModelTarget, names: Sequence[str]) -> schemas.CompletionChoice:
@@ -138,14 +138,14 @@ def completion(
     )
 
 
-def stream(
+async def stream(
     model: str,
     prompt: str,
     choices: Sequence[schemas.CompletionChoice],
     details: schemas.AnswerDetails,
     *,
     include_usage: bool,
-) -> Iterator[str]:
+) -> AsyncIterator[str]:
     """Yield a chat completion as server-sent events; the last chunk with choices has the field ``pluralign``."""
     chunk = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
     empty = chunk | ({"usage": None} if include_usage else {})
@@ -159,7 +159,7 @@ def stream(
         yield event(index, {"role": "assistant", "content": ""})
         for piece in PIECE.findall(text):
             yield event(index, {"content": piece})
-        last = {"pluralign": details.model_dump(mode="json")} if index == len(texts) - 1 else {}
+        last = {"pluralign": details} if index == len(texts) - 1 else {}
         yield event(index, {}, choices[index].finish_reason, **last)
     if include_usage:
         yield _sent(empty | {"choices": [], "usage": usage(prompt, texts).model_dump()})
@@ -190,6 +190,7 @@ def _sent(chunk: Mapping[str, Any]) -> str:
 
 
 IGNORED_HEADER = "Pluralign-Ignored"
+UNLIKE_HEADER = "Pluralign-Unlike"
 NAMES_SHOWN = 20
 """Maximum number of ignored fields that a response names."""
 NAME_LENGTH = 60
@@ -204,14 +205,7 @@ class Refused:
     accepted: Callable[[Any], bool] = lambda value: not value
 
 
-def _is_text_format(value: Any) -> bool:
-    return not value or value == {"type": "text"}
-
-
-def _calls_nothing(value: Any) -> bool:
-    return value in (None, "none", "auto")
-
-
+NO_CHOICE = (None, "none", "auto")
 NO_TOOLS = "the candidates are texts, and members cannot call tools"
 NO_PROBABILITIES = "answers are chosen among candidates and have no token probabilities"
 NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a message, or send candidates of that format"
@@ -219,9 +213,11 @@ NO_FORMAT = "the format of candidates cannot be enforced; ask for it in a messag
 REFUSED: Mapping[type[schemas.Body], Mapping[str, Refused]] = {
     schemas.ChatRequest: {
         **dict.fromkeys(("tools", "functions"), Refused(NO_TOOLS)),
-        **dict.fromkeys(("tool_choice", "function_call"), Refused(NO_TOOLS, _calls_nothing)),
+        **dict.fromkeys(
+            ("tool_choice", "function_call"), Refused(NO_TOOLS, lambda value: value in (None, "none", "auto"))
+        ),
         "web_search_options": Refused(NO_TOOLS, lambda value: value is None),
-        "response_format": Refused(NO_FORMAT, _is_text_format),
+        "response_format": Refused(NO_FORMAT, lambda value: not value or value == {"type": "text"}),
         **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_grammar"), Refused(NO_FORMAT)),
         "guided_choice": Refused("send the choices as candidates"),
         **dict.fromkeys(("logprobs", "top_logprobs"), Refused(NO_PROBABILITIES)),
@@ -262,6 +258,12 @@ def name_ignored(body: schemas.Body, headers: MutableHeaders) -> list[str]:
     if names := ignored_fields(body):
         headers[IGNORED_HEADER] = ", ".join(names)
     return names
+
+
+def name_unlike(indices: Sequence[int], headers: MutableHeaders) -> None:
+    """Name in a header of a ranking the texts unlike those that people voted on."""
+    if indices:
+        headers[UNLIKE_HEADER] = ", ".join(map(str, indices))
 
 
 def _unsupported(part: schemas.Body, path: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ import importlib.resources
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat, schemas
-from pluralign.server.chat import find_model, name_ignored
+from pluralign.server.chat import find_model, name_ignored, name_unlike
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
@@ -58,7 +58,7 @@ def answer_routes(service: Service) -> APIRouter:
         prompt = service.prompt(body.messages, single_as_text=not service.only_chats)
         how = service.sampled(body, body.max_completion_tokens)
         request = AnswerRequest(prompt, target.mode, member=target.member, **how)
-        answers, _ = await service.answer(request, body.candidates, draws)
+        answers = await service.answer(request, body.candidates, draws)
         choices = [openai_chat.message(i, one, target, service.names) for i, one in enumerate(answers)]
         wrote = None if body.candidates else generator_name
         details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
@@ -67,7 +67,7 @@ def answer_routes(service: Service) -> APIRouter:
             return openai_chat.completion(body.model, prompt_text, choices, details)
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         events = openai_chat.stream(body.model, prompt_text, choices, details, include_usage=include_usage)
-        return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
+        return StreamingResponse(events, media_type="text/event-stream", headers=dict(response.headers))
 
     @router.post("/v1/answer", tags=["answers"])
     async def answer(body: schemas.AnswerBody, response: Response) -> schemas.AnswerResponse:
@@ -80,10 +80,10 @@ def answer_routes(service: Service) -> APIRouter:
             **service.sampled(body),
             **{name: getattr(body, name) for name in SAME_FIELDS},
         )
-        answers, texts = await service.answer(request, body.candidates)
+        answers = await service.answer(request, body.candidates)
         wrote = None if body.candidates else generator_name
         details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
-        return schemas.AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
+        return schemas.AnswerResponse(**vars(details), members=list(service.names))
 
     @router.post("/v1/steer", tags=["answers"])
     async def steer(body: schemas.SteerRequest, response: Response) -> schemas.SteeringResponse:
@@ -92,12 +92,6 @@ def answer_routes(service: Service) -> APIRouter:
         return await service.steer(body.choices)
 
     return router
-
-
-async def _async(events: Iterable[str]) -> AsyncIterator[str]:
-    """Yield events in the event loop; Starlette would move a plain iterator to a thread."""
-    for event in events:
-        yield event
 
 
 # --- Routes about the server itself: the data of the page, health, and metrics.
@@ -243,10 +237,12 @@ def score_routes(service: Service) -> APIRouter:
     ) -> list[schemas.RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
-        Scores are weighted pairwise support (Borda). Raw scores are rewards, and require ``?member=3``.
+        Scores are weighted pairwise support (Borda), and 0 for texts in the header ``Pluralign-Unlike``. Raw scores are
+        rewards, and require ``?member=3``.
         """
         name_ignored(body, response.headers)
-        ranked = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        ranked, unlike = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        name_unlike(unlike, response.headers)
         texts = [{"text": body.texts[i]} if body.return_text else {} for i, _ in ranked]
         return [schemas.RankedText(index=i, score=score, **own) for (i, score), own in zip(ranked, texts, strict=True)]
 
@@ -257,7 +253,8 @@ def score_routes(service: Service) -> APIRouter:
         name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
-        ranked = await service.rank(body.query, texts, target.member)
+        ranked, unlike = await service.rank(body.query, texts, target.member)
+        name_unlike(unlike, response.headers)
         own = [{"document": schemas.Document(text=text)} if body.return_documents else {} for text in texts]
         best = ranked[: body.top_n]
         results = [schemas.RankedDocument(index=i, relevance_score=score, **own[i]) for i, score in best]

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from pluralign.answering.answer import Answer
 from pluralign.answering.request import Mode
-from pluralign.answering.slate import Consensus, Distilled, SlateEntry
+from pluralign.answering.slate import SlateEntry
 from pluralign.answering.steering import Steering
 from pluralign.core.types import Level
 from pluralign.server.errors import ApiError
@@ -342,39 +343,30 @@ class SteeringResponse(Steering):
     """Name of the most likely member."""
 
 
-class AnswerDetails(Result):
-    """The answer in one mode, and the reasons for it."""
+@dataclass(frozen=True, kw_only=True)
+class AnswerDetails(Answer):
+    """The answer in one mode, and the reasons for it. ``answers`` is the slate, or has one entry per draw."""
 
-    mode: Mode
-    answers: list[AnswerEntry] = Field(description="The slate, or one entry per draw")
-    consensus: Consensus | None
-    distilled: Distilled | None
+    answers: tuple[AnswerEntry, ...]
     steering: SteeringResponse | None
-    refused: bool = Field(description="Whether a refusal policy answered")
-    candidates: int = Field(description="Number of distinct candidates")
-    unlike: dict[str, str] = Field(
-        description="Candidates unlike those that people voted on, with the reason; no share is stated for them"
-    )
-    cut_off: list[str] = Field(description="Candidates that the language model did not finish within max_tokens")
-    coverage: float | None = Field(description="Balanced mode: predicted share of people that the slate covers")
-    notes: list[str]
-    written: list[int] = Field(description="Members whose own policy wrote their answer")
     seed: int
-    generator: str | None = Field(description="Name of the model that wrote the candidates")
-    ignored: list[str] = Field(description="Fields of the request that have no effect")
+    generator: str | None
+    """Name of the model that wrote the candidates."""
+    ignored: list[str]
+    """Fields of the request that have no effect."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class AnswerResponse(AnswerDetails):
-    """The answer, with the names of the members and the candidates."""
+    """The answer, with the names of the members."""
 
     members: list[str]
-    candidate_texts: list[str]
 
 
 class SteerRequest(Body):
     """The user's choices so far."""
 
-    choices: list[Choice]
+    choices: list[Choice] = Field(min_length=1)
 
 
 class Model(Result):

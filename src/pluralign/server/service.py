@@ -18,13 +18,13 @@ from scipy.stats import rankdata
 
 from pluralign.answering.answer import Answer, Answerer, Host
 from pluralign.answering.request import AnswerRequest, Voters
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.scale.lines import compared
 from pluralign.server import schemas
-from pluralign.server.batching import Batcher, QueueFullError
+from pluralign.server.batching import Batcher
 from pluralign.server.candidates import Slots, in_thread
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
@@ -44,7 +44,6 @@ SEED_LIMIT = 2**31
 MIN_TEMPERATURE = 0.01
 """Replaces lower temperatures of requests, 0 included: candidates must be sampled."""
 CHOICE_FIELDS = {"response_a", "response_b", "responses", "ranking"}
-NO_GENERATOR = "send candidates, start the server with --model or --base-url"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -108,10 +107,7 @@ class Service:
             self.limits.check_text(response, "a response")
         if not items:
             return np.empty((0, self.ensemble.k))
-        try:
-            rewards = await self.batcher.rewards(items)
-        except QueueFullError as full:
-            raise ApiError(503, f"{full}.", code="queue_full", retry_after=full.retry_after) from None
+        rewards = await self.batcher.rewards(items)
         return rewards if average else rewards[:, : self.ensemble.k]
 
     def encode(self, encoder: Callable[[Sequence[Item]], FloatArray], items: Sequence[Item]) -> FloatArray:
@@ -142,9 +138,13 @@ class Service:
         """Return the votes and both predicted shares of each pair, and the rewards of its texts in turn."""
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         rewards = await self.rewards(items)
-        gate = self.answerer.fitted_gate
-        reasons = await asyncio.wrap_future(in_thread(lambda: gate.check(items) if gate else [""] * len(items)))
+        reasons = await self.reasons(items)
         return [schemas.Comparison(**line) for line in compared(self.ensemble, rewards, reasons)], rewards
+
+    async def reasons(self, items: Sequence[Item]) -> list[str]:
+        """Return for each text why the gate refuses it, or an empty text."""
+        gate = self.answerer.fitted_gate
+        return await asyncio.wrap_future(in_thread(lambda: gate.check(items))) if gate else [""] * len(items)
 
     async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
         """Return the votes on a pair, and the reasons of every member."""
@@ -158,11 +158,12 @@ class Service:
 
     async def rank(
         self, query: str, texts: Sequence[str], member: int | None, *, raw: bool = False
-    ) -> list[tuple[int, float]]:
-        """Return the index and the score of each text, best first.
+    ) -> tuple[list[tuple[int, float]], list[int]]:
+        """Return the index and the score of each text, best first, and the indices of texts that the gate refuses.
 
         The score is the text's Borda score, in [0, 1]: the weight that prefers it to another text, averaged over all
-        others. With one member, it is the share of the other texts that the member ranks below it.
+        others. Texts that the gate refuses come last with score 0, and are no rivals. With one member, the score is the
+        share of the other texts that the member ranks below it, and there is no gate.
 
         Args:
             query: the prompt.
@@ -171,14 +172,17 @@ class Service:
             raw: return the member's rewards instead; needs a member.
         """
         weights, prompt = self.weights(member, required=raw), self.prompt(query)
-        rewards = await self.rewards([(prompt, text) for text in texts])
-        if raw:
-            scores = rewards @ weights
-        elif len(texts) == 1:
-            scores = np.array([0.5])
-        else:  # mean ranks give the same score as all pairs, without n² numbers
-            scores = (rankdata(rewards, axis=0) - 1.0) / (len(texts) - 1) @ weights
-        return [(i, float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
+        items = [(prompt, text) for text in texts]
+        rewards = await self.rewards(items)
+        scores = rewards @ weights if raw else borda_scores(rewards, weights)
+        reasons = await self.reasons(items) if member is None else [""] * len(items)
+        refused = np.array([reason != "" for reason in reasons])
+        order = np.lexsort((-scores, refused)).tolist()
+        if refused.any():
+            scores[~refused] = borda_scores(rewards[~refused], weights)
+            scores[refused] = 0.0
+            order = sorted(order, key=lambda i: (refused[i], -scores[i]))
+        return [(i, float(scores[i])) for i in order], np.flatnonzero(refused).tolist()
 
     def weights(self, member: int | None, *, required: bool = False) -> FloatArray:
         """Return the weights of the ensemble, or all weight on one member, ``(k,)``.
@@ -211,10 +215,8 @@ class Service:
             "seed": self.seeds.randrange(SEED_LIMIT) if body.seed is None else body.seed,
         }
 
-    async def answer(
-        self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1
-    ) -> tuple[list[Answer], list[str]]:
-        """Answer a prompt ``draws`` times, each with the next seed; return the answers and the candidates.
+    async def answer(self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1) -> list[Answer]:
+        """Answer a prompt ``draws`` times, each with the next seed.
 
         If the server has the members' policies and the request sends no candidates, the policies write.
 
@@ -232,19 +234,8 @@ class Service:
         if answerer.policies:
             check_count(draws * self._n_drafts(request), self.limits.candidates, "drafts")
         check_count(len(given) if given else request.n or 1, self.limits.candidates, "candidates")
-        candidates = self._no_candidates(request) if given is None and answerer.generator is None else given
         host = RequestHost(self.ensemble, service=self, request=request, sent=frozenset(given or ()))
-        answers = await host.run(lambda: answerer.answers(request, candidates, draws=draws, host=host))
-        return answers, list(dict.fromkeys(text for answer in answers for text in answer.texts))
-
-    def _no_candidates(self, request: AnswerRequest) -> Callable[[], Sequence[str]]:
-        """Return candidates that raise an error when a member needs them."""
-
-        def none() -> Sequence[str]:
-            message = self.answerer.no_candidates(request.prompt, NO_GENERATOR)
-            raise ApiError(400, message, code="no_generator", param="candidates")
-
-        return none
+        return await host.run(lambda: answerer.answers(request, given, draws=draws, host=host))
 
     def _n_drafts(self, request: AnswerRequest) -> int:
         """Return the number of drafts that policies write for an answer."""
@@ -255,17 +246,10 @@ class Service:
 
     async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
-        voters = Voters.of(self.ensemble)
-        if choices:
-            votes = self.votes(choices)
-            rewards = await self.rewards(texts_of(votes), average=True)
-            scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
-            steering = await asyncio.to_thread(steer_by_choices, scored, voters)
-        else:
-            prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
-            member, nobody = prior.index(max(prior)), 1 - sum(prior)
-            known: dict[str, Any] = {"average": nobody, "note": voters.cannot_steer}
-            steering = Steering(member, "it has the most weight", max(prior), prior, (prior,), **known)
+        votes = self.votes(choices)
+        rewards = await self.rewards(texts_of(votes), average=True)
+        scored = ScoredChoices.of(self.ensemble, votes, lambda _: rewards)
+        steering = await asyncio.to_thread(steer_by_choices, scored, Voters.of(self.ensemble))
         return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
     def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
@@ -292,6 +276,7 @@ class RequestHost(Host):
     waiting: list[Future[Any]] = field(default_factory=list)
     """What the thread waits for."""
     cancelled: list[bool] = field(default_factory=list)
+    remedy: str = "send candidates, start the server with --model or --base-url"
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work in a thread of its own; if the request is cancelled, all that the thread waits for is too."""
@@ -331,9 +316,26 @@ class RequestHost(Host):
                 raise ApiError(502, error.message, code="upstream_failed") from None
             raise
 
+    def missing(self, message: str) -> Exception:
+        """Return the error of a prompt without candidates, which names flags of the command that started the server."""
+        return ApiError(400, message, code="no_generator", param="candidates")
+
     def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
         """Sample within the limits of generation."""
         return self._wait(self.service.slots.run(work, name, what))
+
+
+def borda_scores(rewards: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return for each text the weight that prefers it to another one, averaged over all others, ``(n,)``.
+
+    Example:
+        >>> borda_scores(np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0]]), np.array([0.75, 0.25]))
+        array([0.75, 0.5 , 0.25])
+    """
+    if len(rewards) < 2:
+        return np.full(len(rewards), 0.5)
+    # Mean ranks give the same score as all pairs, without n² numbers.
+    return np.asarray((rankdata(rewards, axis=0) - 1.0) / (len(rewards) - 1) @ weights)
 
 
 def without_end_marks(text: str) -> str:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pluralign.answering.answer import Answer
 from pluralign.answering.generate import Generation
+from pluralign.answering.policies import TunedPolicy
 from pluralign.answering.slate import Distilled, SlateEntry
 from pluralign.answering.tune import Tuning
 from pluralign.cli.render.results import (
@@ -130,26 +131,27 @@ def _statement_panel(statement: Distilled) -> Panel:
 
 def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     """Yield rewards before and after, KL, the cross table, one answer per policy, and a command that serves them."""
-    yield heading(f"{tuning.folder}: {len(tuning.members)} policies")
+    base, settings, members = tuning.base, tuning.settings, [policy.member for policy in tuning.members]
+    assert base is not None and tuning.serving is not None  # noqa: S101, PT018 - a member is tuned
+    yield heading(f"{tuning.folder}: {len(members)} policies")
     yield Text(
-        f"{tuning.model}, {tuning.method} · {tuning.prompts:,} training prompts, {tuning.held_out:,} held-out prompts "
-        f"· {tuning.seconds:.0f} s"
+        f"{settings['model']}, {settings['method']} · {base.prompts:,} training prompts, {base.held_out:,} held-out "
+        f"prompts · {tuning.seconds:.0f} s"
     )
     yield from counted_notes(
         (tuning.resumed, "members were tuned by an earlier run"),
-        (tuning.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
+        (base.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
         (tuning.bad_rows, "rows were dropped: they hold no prompt"),
     )
-    yield draw(_reward_table(tuning))
+    yield draw(_reward_table(tuning.members, base.base_tokens))
     remedy = "Try more steps or prompts, a higher --learning-rate or a lower --beta."
     weak = [policy.member for policy in tuning.members if not policy.improved]
     for note in (*(f"The reward of member {j} did not improve significantly. {remedy}" for j in weak), *tuning.notes):
         yield Text(f"! {note}", style="yellow")
-    if len(tuning.members) > 1:
-        names = [str(policy.member) for policy in tuning.members]
-        figures = zip(("base", *names), (tuning.base, *tuning.matrix), strict=True)
-        rows = [[name, *(number(value, 2, "+") for value in row)] for name, row in figures]
-        columns = ("policy", *(f"by {name}" for name in names))
+    if len(members) > 1:
+        figures = {"base": base.base_rewards, **{str(one.member): one.rewards for one in tuning.members}}
+        rows = [[name, *(number(rewards[j], 2, "+") for j in members)] for name, rewards in figures.items()]
+        columns = ("policy", *(f"by {j}" for j in members))
         yield draw(Table("Reward of each policy by each member", columns, rows))
     for policy in tuning.members:
         for sample in policy.samples[:1]:
@@ -162,9 +164,9 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
 
 
-def _reward_table(tuning: Tuning) -> Table:
+def _reward_table(members: Sequence[TunedPolicy], base_tokens: float) -> Table:
     rows = []
-    for policy in tuning.members:
+    for policy in members:
         figures = (policy.reward_before, policy.reward_after, *policy.interval)
         before, after, low, high = (number(value, 2, "+") for value in figures)
         kl = f"{number(policy.kl, 2)} ± {number(policy.kl_standard_error, 2)}"
@@ -172,7 +174,7 @@ def _reward_table(tuning: Tuning) -> Table:
         rows.append([name, before, after, f"{low} – {high}", kl, number(policy.tokens, 0)])
     title = "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers"
     columns = ("policy", "before", "after", "gain, 95 %", "KL, nats", "tokens")
-    note = f"tokens: mean response length; base model: {number(tuning.base_tokens, 0)}"
+    note = f"tokens: mean response length; base model: {number(base_tokens, 0)}"
     return Table(title, columns, rows, note)
 
 

@@ -218,7 +218,7 @@ export function ask(panel, ensemble) {
       return;
     }
     // Answers of policies are not candidates for others: every question goes to the policies again.
-    if (!texts.length && !ensemble.policies.length) state.generated = { question, texts: result.candidate_texts };
+    if (!texts.length && !ensemble.policies.length) state.generated = { question, texts: result.texts };
     state.steering = result.steering;
     const draw = { balanced, steerable: steeringView, distributional }[state.mode];
     clear(results, result.refused ? refusal(result) : draw(result), notes(result));
@@ -319,7 +319,7 @@ export function ask(panel, ensemble) {
         el("h3", {}, same ? "The answer is the same as before" : "Your answer changed"),
         longText(one.text, 900),
         unlike[one.text] && note(`${UNLIKE}: ${unlike[one.text]}.`),
-        note(data(unchanged ? sentence(unchanged) : path.length ? `Member ${member}: ${why}.` : sentence(why))),
+        note(data(unchanged ? sentence(unchanged) : path.length > 1 ? `Member ${member}: ${why}.` : sentence(why))),
         support !== null && note(`You are expected to prefer it to ${percent(support)} of the other candidates.`),
         !same && el("details", {}, el("summary", {}, "Answer before"), longText(before)),
       ),
