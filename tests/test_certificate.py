@@ -56,8 +56,6 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
 def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
     found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), held_out, beta=3)
     assert found.pruning.to_json() == pruned.to_json()
-    assert found.weight_bound == 0.5
-    assert found.names_outliers == (pruned.outlier_threshold < 1)
     assert found.informative == (pruned.bound < found.constant_half)
     p, n = held_out.preferences.prob_a, held_out.preferences.n_votes
     assert found.constant_half == pytest.approx(np.mean((p - 0.5) ** 2 - p * (1 - p) / (n - 1)))
@@ -99,7 +97,6 @@ def test_lemma_1_splits_the_brier_score(votes: PreferenceSet, certificate: Certi
     assert found.noise.low < found.noise.mean < found.noise.high
     assert found.brier == pytest.approx(np.mean((some_ensemble().prob_hat(votes) - p) ** 2))
     assert found.brier_corrected == pytest.approx(found.brier - found.noise.mean)
-    assert found.votes_per_pair == pytest.approx(n.mean())
 
 
 # --- held-out prompts -------------------------------------------------------------------------------------------------

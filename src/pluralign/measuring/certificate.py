@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -76,13 +75,6 @@ class OutlierControl(Statement):
 
     pruning: Pruning
     """What ``prune`` would do: outliers, bounds and the error after removing the furthest members."""
-    weight_bound: float
-    names_outliers: bool
-    """Whether the threshold is below 1, so that a member can be an outlier."""
-    outlier_weight: float
-    """Weight of the outliers, in shares of all votes: the sum of (1 − u)α_j."""
-    undecided_kept: bool
-    """Whether pruning keeps the undecided share."""
     constant_half: float
 
     def to_json(self) -> JsonObject:
@@ -101,8 +93,6 @@ class Generalization(Statement):
     d: int
     k: int
     """Number of rewards in the paper's form: two more than members with an undecided share."""
-    pseudo_dimension: float
-    delta: float
     pairs: int
     """N, the number of training pairs."""
     prompts: int
@@ -115,8 +105,6 @@ class Generalization(Statement):
     """Smallest N at which the bound is below .05."""
     measured_gap: float | None
     """Held-out minus training Brier score, if the fit recorded both."""
-    fixed_features: bool
-    """False if a backbone was trained on the same votes: the theorem does not cover that."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +115,6 @@ class VoteNoise(Statement):
     """C with a 95 % interval over prompts."""
     brier: float
     brier_corrected: float
-    votes_per_pair: float
 
 
 @dataclass(frozen=True)
@@ -209,7 +196,7 @@ def certify(
         k=ensemble.k,
         undecided=ensemble.undecided,
         theorem_2=_small_size(pruning, people, guarantees.paper_size(ensemble.k, ensemble.undecided), epsilon),
-        theorem_3=_outlier_control(pruning, ensemble.weights, people),
+        theorem_3=_outlier_control(pruning, people),
         theorem_4=_generalization(ensemble, people, delta),
         lemma_1=_vote_noise(ensemble, held_out),
         held_out=_held_out(ensemble, held_out, delta),
@@ -219,16 +206,17 @@ def certify(
 def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float) -> SmallSize:
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
     size, variance = guarantees.sufficient_size(epsilon), guarantees.opinion_variance(p, n, ties)
-    known, error = not math.isnan(variance), pruning.error_before.mean
-    here = f"{size} members are enough for an error of {epsilon:g} on any votes"
-    size_here = guarantees.sufficient_size(epsilon, variance) if known else None
-    worth = variance / error if known and error > 0 else None
-    if known:
+    here, size_here = f"{size} members are enough for an error of {epsilon:g} on any votes", None
+    error, worth = pruning.error_before.mean, None
+    if known := not math.isnan(variance):
+        size_here = guarantees.sufficient_size(epsilon, variance)
+        worth = variance / error if error > 0 else None
         equal = f"equal to that of about {worth:.1f}" if worth is not None else "too low to compare with"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
             f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal} random annotators."
-            + (TWO_REWARDS if pruning.undecided_before else "")
+            + TWO_REWARDS
+            * (pruning.undecided_before > 0)
         )
     else:
         here += ". Single votes do not show how much people disagree."
@@ -247,30 +235,27 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
     )
 
 
-def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSet) -> OutlierControl:
+def _outlier_control(pruning: Pruning, people: PreferenceSet) -> OutlierControl:
     error_of_half = float(np.nanmean(corrected_errors(np.full(len(people), 0.5), people)))
-    possible = pruning.outlier_threshold < 1
-    listed = ", ".join(map(str, pruning.outliers_before)) or "none"
+    outliers = "impossible, because a disagreement is at most 1"
+    if pruning.outlier_threshold < 1:
+        outliers = ", ".join(map(str, pruning.outliers_before)) or "none"
     here = (
         f"At β = {pruning.beta:g} an outlier is a member with a disagreement above {pruning.outlier_threshold:.3f}: "
-        + (f"{listed}. " if possible else "impossible, because a disagreement is at most 1. ")
-        + f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
+        f"{outliers}. "
+        f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
         f"the error after pruning is at most {pruning.bound:.4f} by the theorem, and at most "
         f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
         f"{pruning.error_after.mean:z.4f}; the error of always predicting ½ is {error_of_half:z.4f}."
     )
-    kept = pruning.ensemble.undecided > 0 or pruning.undecided_before == 0
     if pruning.undecided_before:
-        here += f" The undecided share counts as a reward at distance ½ and is {'kept' if kept else 'removed'}."
+        fate = "kept" if pruning.ensemble.undecided else "removed"
+        here += f" The undecided share counts as a reward at distance ½ and is {fate}."
     return OutlierControl(
         states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
         here=here,
         informative=pruning.bound < error_of_half,
         pruning=pruning,
-        weight_bound=guarantees.outlier_weight_bound(pruning.beta),
-        names_outliers=possible,
-        outlier_weight=float((1 - pruning.undecided_before) * weights[pruning.outliers_before].sum()),
-        undecided_kept=kept,
         constant_half=error_of_half,
     )
 
@@ -281,16 +266,14 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     d, k = ensemble.members.theta.shape[0], guarantees.paper_size(ensemble.k, ensemble.undecided)
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
     start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
-    kept = ensemble.record.kept
-    gap = kept.test_brier - kept.train_brier if kept else math.nan
+    kept, choice = ensemble.record.kept, ensemble.record.encoders
     there = f"{bounds[0]:.4f}" if bounds[0] < 1 else "vacuous"
     here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; "
-    here += f"at N = {pairs:,} it is {there}." + (TWO_REWARDS if ensemble.undecided else "")
+    here += f"at N = {pairs:,} it is {there}." + TWO_REWARDS * (ensemble.undecided > 0)
+    gap = kept.test_brier - kept.train_brier if kept else math.nan
     if not math.isnan(gap):
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
-    choice = ensemble.record.encoders
-    tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
-    if tuned:
+    if tuned := isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen"):
         here += " The features were trained on the same votes, which the theorem does not cover."
     return Generalization(
         states="With enough independent pairs, training error is close to true error for all ensembles of this size.",
@@ -298,8 +281,6 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         informative=bounds[0] < 1 and not tuned,
         d=d,
         k=k,
-        pseudo_dimension=guarantees.pseudo_dimension_bound(d, k),
-        delta=delta,
         pairs=pairs,
         prompts=prompts,
         bound_pairs=bounds[0],
@@ -307,13 +288,11 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         informative_from=start,
         narrow_from=narrow,
         measured_gap=None if math.isnan(gap) else gap,
-        fixed_features=not tuned,
     )
 
 
 def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
-    people = held_out.preferences
-    share = ensemble.readings(held_out.difference)["vote"]
+    people, share = held_out.preferences, ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
     values = calibration.sampling_noise(p, n, ties)
     noise = clustered_interval(values, people.prompt_index, min_clusters=ENOUGH_CLUSTERS)
@@ -330,7 +309,6 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
         noise=noise,
         brier=plain,
         brier_corrected=calibration.brier_corrected(share, p, n, ties),
-        votes_per_pair=float(n.mean()),
     )
 
 

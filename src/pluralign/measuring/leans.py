@@ -50,7 +50,7 @@ class Trait:
     less: str
     """Completes "prefers …" for a member that prefers less of it."""
     aspect: str
-    """Completes "less about …", the name of a member that it matters less to."""
+    """Completes "less for …" or "open to …", the name of a member that it matters less to."""
     definition: str
     """How it is counted, in one sentence."""
     unit: str

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ EXCERPT_LENGTH = 180
 
 _BREAK = re.compile(r"[.!?;:,()\[\]{}\"“”„«»\n\r\t…–—*#|/<>]+")
 _TOKEN = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
-_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 _NOT_A_VIEW = frozenset((WORDS["function_words"] + WORDS["no_view"]).split())
 
 
@@ -110,7 +111,7 @@ def phrase_table(texts: Sequence[str], a: IndexArray, b: IndexArray, *, min_text
     return PhraseTable(phrases, difference)
 
 
-def excerpt(text: str, phrases: Sequence[str]) -> str:
+def excerpt(text: str, phrases: Sequence[str], length: int = EXCERPT_LENGTH) -> str:
     """Return the first sentence of a text that has one of the phrases, shortened around it; empty if none has.
 
     Example:
@@ -118,13 +119,13 @@ def excerpt(text: str, phrases: Sequence[str]) -> str:
         'We need clean air in town!'
     """
     pattern = re.compile("|".join(_pattern(phrase) for phrase in phrases), re.IGNORECASE)
-    for sentence in _SENTENCE.findall(text):
+    for sentence in map(str.strip, SENTENCE.findall(text)):
         if found := pattern.search(sentence):
-            sentence, before = sentence.strip(), len(sentence) - len(sentence.lstrip())
-            start = max(found.start() - before - EXCERPT_LENGTH // 2, 0)
-            if start and len(sentence) > EXCERPT_LENGTH:
-                return "…" + shortened(sentence[start:], EXCERPT_LENGTH - 1)
-            return shortened(sentence, EXCERPT_LENGTH)
+            start = found.start() - length // 2
+            if start > 0 and len(sentence) > length:
+                start = max(sentence.find(" ", start, found.start()) + 1, start)  # at a word
+                return "…" + shortened(sentence[start:], length - 1)
+            return shortened(sentence, length)
     return ""
 
 
@@ -397,39 +398,44 @@ def _view(one: _Proposal, contrast: Contrast, lean: Lean, votes: SignedVotes, ta
     margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
     low, high, tested = lean.relative - margin, lean.relative + margin, np.unique(votes.prompt_index[contrast.x != 0])
     view = View(one.topic, prefers, rejects, lean, low, high, len(tested))
-    return replace(view, quotes=tuple(_quotes(votes, one.member, contrast.x, view)))
+    return replace(view, quotes=tuple(islice(_quotes(votes, one.member, contrast.x, view), QUOTES)))
 
 
 def _quotes(votes: SignedVotes, j: int, x: FloatArray, view: View) -> Iterator[Quote]:
     """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
-    people, (margin, with_it, clarity) = votes.held_out.preferences, distinctness(votes.held_out, votes.weights, j)
-    claimed = x * (1.0 if view.prefers else -1.0)  # the side that the member should prefer
-    clarity = np.where(claimed * margin > 0, clarity, 0.0)
-    shown: set[int] = set()
-    for pair in np.argsort(-clarity, kind="stable").tolist():
-        if len(shown) == QUOTES or not clarity[pair] > 0:
-            return
-        prompt = int(people.prompt_index[pair])
-        response = people.a_index[pair] if x[pair] > 0 else people.b_index[pair]
-        sentence = excerpt(str(people.responses[response]), view.prefers or view.rejects)
-        if sentence and prompt not in shown:
-            shown.add(prompt)
-            asked = shortened(Prompt(people.prompts[prompt]).text, PROMPT_LENGTH)
-            yield Quote(asked, sentence, bool(view.prefers), float(with_it[pair]))
+    people, claimed = votes.held_out.preferences, x * (1.0 if view.prefers else -1.0)
+    for pair in distinct_pairs(votes.held_out, votes.weights, j, claimed):
+        response = people.a_index[pair.row] if x[pair.row] > 0 else people.b_index[pair.row]
+        if sentence := excerpt(str(people.responses[response]), view.prefers or view.rejects):
+            asked = shortened(Prompt(people.prompts[people.prompt_index[pair.row]]).text, PROMPT_LENGTH)
+            yield Quote(asked, sentence, bool(view.prefers), pair.weight_with_it)
 
 
-def distinctness(held_out: HeldOutVotes, weights: FloatArray, j: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return how strongly member j prefers a, the weight that votes like it, and how distinct that is, by pair.
+class DistinctPair(NamedTuple):
+    """A pair on which a member strongly prefers the response that most of the weight rejects."""
 
-    Preferences are reward differences in units of their root mean square. A strong preference with little weight behind
-    it is distinct.
+    row: int
+    margin: float
+    """Reward difference in units of its root mean square; above 0 the member prefers response a."""
+    weight_with_it: float
+    """Share of the ensemble's weight that prefers the same response."""
+
+
+def distinct_pairs(
+    held_out: HeldOutVotes, weights: FloatArray, j: int, side: FloatArray | None = None
+) -> Iterator[DistinctPair]:
+    """Yield the pairs that set member j apart, one per prompt: strong preferences with little weight behind them first.
+
+    With ``side``, ``(n_pairs,)``, only pairs on which it prefers that side: above 0 response a, below 0 response b.
     """
-    margin = held_out.difference[:, j] / reward_scale(held_out, j)
-    share_a = held_out.votes @ weights
+    difference, share_a = held_out.difference[:, j], held_out.votes @ weights
+    margin = difference / (float(np.sqrt((difference**2).mean())) or 1.0)
     with_it = np.where(margin > 0, share_a, 1.0 - share_a)
-    return margin, with_it, np.abs(margin) * (1.0 - 2.0 * with_it)
-
-
-def reward_scale(held_out: HeldOutVotes, j: int) -> float:
-    """Return the root mean square of a member's reward differences; 1 if all are 0."""
-    return float(np.sqrt((held_out.difference[:, j] ** 2).mean())) or 1.0
+    clarity = np.abs(margin) * (1.0 - 2.0 * with_it)
+    if side is not None:
+        clarity = np.where(side * margin > 0, clarity, 0.0)
+    order, shown = np.argsort(-clarity, kind="stable"), set[int]()
+    for row in order[clarity[order] > 0].tolist():
+        if (prompt := int(held_out.preferences.prompt_index[row])) not in shown:
+            shown.add(prompt)
+            yield DistinctPair(row, float(margin[row]), float(with_it[row]))
