@@ -278,7 +278,7 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
         >>> for card in member_profiles([0.5, 0.5], HeldOutVotes(votes, np.stack([longer, random], axis=1))):
         ...     print(card.name)
         Longer answers
-        Less about length
+        Less for length
     """
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
