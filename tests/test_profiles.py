@@ -117,9 +117,24 @@ def test_a_random_member_among_members_that_prefer_length_only_cares_less() -> N
 
 
 def test_a_name_goes_to_the_clearest_claim_and_members_with_equal_claims_are_numbered() -> None:
-    lists, tone = (partial(_Claim, name=name, wants=("wants", name), sentence="") for name in ("Lists", "Warm tone"))
+    lists, tone = (
+        partial(_Claim, name=name, wants=("prefers", name), shares=(0.6, 0.5), sentence="")
+        for name in ("Lists", "Warm tone")
+    )
     claims = [[lists(1.0)], [lists(3.0), tone(2.0)], [lists(2.0), tone(1.0)], [lists(0.5)], []]
     assert _names(claims) == ["Lists 2", "Lists", "Warm tone", "Lists 3", ""]
+    assert _names([[lists(3.0)], [tone(3.0)], [lists(1.0), tone(0.5)]]) == ["Lists", "Warm tone", "Lists, warm tone"]
+
+
+@pytest.mark.parametrize(
+    ("liked", "shown"), [("list", "“-"), ("hedging", "(may|might|perhaps|probably|wonder|lean|seem)")]
+)
+def test_the_quotes_of_a_card_illustrate_its_name(liked: str, shown: str) -> None:
+    card, *_ = cards_of(feature(liked), noise(1), noise(2))
+    preferred, rejected = re.fullmatch(r"(?:alone|unlike most) prefers (“.*”) to (“.*”)", card.example).groups()  # type: ignore[union-attr]
+    assert re.search(shown, preferred)
+    assert not re.search(shown, rejected)
+    assert re.search(r"\(in \d+% of pairs; all members \d+%\)", card.wants)
 
 
 def test_a_member_without_claims_is_called_by_its_number() -> None:

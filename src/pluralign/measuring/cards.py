@@ -619,10 +619,13 @@ def _cut(text: str) -> str:
 
 
 def _name_and_sentence(model: JudgeModel, request: str, seed: int) -> tuple[str, str]:
+    """Return what a model writes, empty if it is no name and sentence. Raises the error of the last attempt."""
     for attempt in range(ATTEMPTS):
         try:
             (answer,) = model.sample(request, 1, WRITING, seed + attempt)
         except DataError:
+            if attempt == ATTEMPTS - 1:
+                raise
             continue
         name, sentence = (pattern.search(answer.text) for pattern in (_NAME, _SENTENCE))
         if name and sentence:

@@ -70,7 +70,7 @@ def measure_insight(
         follow = "of the votes follow no voice and are predicted to split evenly"
         unites = f"{ensemble.undecided:.0%} {follow}. {unites}"
     return Insight(
-        title=titles.get(evidence, f"{votes.capitalize()}: whether they hold distinct voices is unknown"),
+        title=titles.get(evidence, votes.capitalize()),
         evidence=evidence,
         sentence=voices_sentence(evaluation),
         voices=[Voice(one.member, one.weight, one.name, one.wants, one.example) for one in cards] if clear else [],

@@ -36,7 +36,6 @@ ATTEMPTS = 3
 WRITING = SamplingOptions(temperature=0.8, top_p=0.95, max_new_tokens=800)
 _CERTAIN = 1e-4
 """Probabilities of the judge are kept this far from 0 and 1, so that their log-odds are finite."""
-_KEYS = ("persona", "description", "text")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 
 REQUEST = """Questions like these are answered by many people who disagree:
@@ -99,10 +98,9 @@ def _persona(line: str, path: str, row: int) -> str:
     text: object = line
     if line.lstrip().startswith("{"):
         try:
-            record = json.loads(line)
+            text = json.loads(line).get("persona")
         except ValueError:
             raise DataError("the line is not JSON", file=path, row=row, remedy="correct it") from None
-        text = next((record[key] for key in _KEYS if record.get(key)), None)
     if not isinstance(text, str) or not text.strip():
         raise DataError("the line has no persona", file=path, row=row, remedy='write {"persona": "…"} or plain text')
     return shortened(one_line(printable(text), MAX_CHARACTERS), MAX_CHARACTERS)
