@@ -49,8 +49,7 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
     assert found.opinion_variance == pytest.approx(variance)
     assert (found.sufficient_size, found.sufficient_size_here) == (25, math.ceil(variance / 0.01))
     assert found.random_error == pytest.approx(variance / 3)
-    assert found.own_error == pytest.approx(certificate.lemma_1.brier_corrected)
-    assert found.worth_annotators == pytest.approx(variance / found.own_error)
+    assert found.worth_annotators == pytest.approx(variance / certificate.lemma_1.brier_corrected)
 
 
 def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
@@ -71,7 +70,6 @@ def test_theorem_4_uses_the_training_pairs_of_the_fit(folder: Path) -> None:
     assert found.bound_pairs == found.bound_prompts == math.inf
     assert not found.informative
     assert generalization_bound(found.informative_from, found.d, found.k, 0.1) < 1
-    assert generalization_bound(found.narrow_from, found.d, found.k, 0.1) < 0.05
     last = ensemble.record.history[-1]
     assert found.measured_gap == pytest.approx(last.test_brier - last.train_brier)
     assert "is vacuous" in found.here
@@ -204,7 +202,6 @@ def test_single_votes_bound_the_error_from_above_only(votes: PreferenceSet) -> N
     assert found.held_out.true_error.high == found.held_out.error.high
     assert not found.lemma_1.informative
     assert found.theorem_2.sufficient_size_here is None
-    assert math.isnan(found.theorem_2.own_error)
 
 
 def test_one_prompt_gives_no_informative_bound() -> None:

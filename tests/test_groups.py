@@ -11,7 +11,6 @@ from pluralign import PreferenceSet, UsageError
 from pluralign.core.arrays import FloatArray
 from pluralign.measuring import groups
 from pluralign.measuring.evaluate import majority_shares
-from pluralign.theory.calibration import expected_calibration_error
 from pluralign.votes.prompts import Message
 
 
@@ -112,7 +111,6 @@ def test_group_figures_use_only_pairs_of_the_group() -> None:
         assert group.interval.low < group.brier_corrected < group.interval.high
         towards = [(q - p) if q > 0.5 else (p - q) for q, p in zip(share, own.prob_a, strict=True)]
         assert group.residual.mean == pytest.approx(math.fsum(towards) / 120)
-        assert group.calibration_error == expected_calibration_error(share, own.prob_a)
     assert worst is not None
     assert (worst.grouping, worst.name, worst.groups) == ("side", "left", 2)
     assert worst.brier_corrected == pytest.approx(found["side"][0].brier_corrected)

@@ -34,6 +34,7 @@ from pluralign.measuring.leans import (
     PREFERS,
     SIGNIFICANCE,
     TRAITS,
+    WORDS,
     Lean,
     SignedVotes,
     content_words,
@@ -526,19 +527,9 @@ WRITING = SamplingOptions(temperature=0.3, top_p=0.95, max_new_tokens=150)
 
 NOTHING_WRITTEN = "the model wrote no name and description"
 NOT_BETTER_THAN_CHANCE = "it does not predict the member's votes better than chance"
+REQUEST, EXAMPLE = WORDS["requests"]["member"], WORDS["requests"]["example"]
+
 FITS_EVERYBODY = "it does not predict this member's votes better than those of the other members"
-
-REQUEST = """A reader compares two answers to the same question and prefers one of them. Describe this reader.
-
-Phrases in answers that this reader prefers and other readers do not: {prefers}
-Phrases in answers that this reader rejects and other readers do not: {rejects}
-
-{examples}
-
-Write exactly two lines:
-Name: two to four words that name the views or the taste of this reader
-Description: one sentence that says which views and which style this reader prefers, and which the reader rejects"""
-EXAMPLE = "Question: {prompt}\nThis reader prefers: {preferred}\nMost other readers prefer: {other}"
 
 _NAME = re.compile(r"^[\W_]*name[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
 _SENTENCE = re.compile(r"^[\W_]*description[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)

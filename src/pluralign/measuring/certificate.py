@@ -27,8 +27,6 @@ EPSILON = 0.025
 DELTA = 0.05
 TRIVIAL_ERROR = 0.25
 """Largest possible error of always predicting ½: (½ − p*)² is at most ¼."""
-SMALL_GAP = 0.05
-"""A gap between measured and true error that counts as small."""
 TWO_REWARDS = " The undecided share counts as two rewards."
 """Added to statements about the number of rewards."""
 
@@ -60,8 +58,6 @@ class SmallSize(Statement):
     """Number of rewards in the paper's form: two more than members with an undecided share."""
     random_error: float
     """Expected error of k random annotators."""
-    own_error: float
-    """Corrected Brier score of the ensemble's votes."""
     worth_annotators: float | None
     """Number of random annotators with the same error as the ensemble; None if its estimated error is 0 or below."""
 
@@ -101,8 +97,6 @@ class Generalization(Statement):
     bound_prompts: float
     informative_from: int
     """Smallest N at which the bound is below 1."""
-    narrow_from: int
-    """Smallest N at which the bound is below .05."""
     measured_gap: float | None
     """Held-out minus training Brier score, if the fit recorded both."""
 
@@ -230,7 +224,6 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
         sufficient_size_here=size_here,
         k=k,
         random_error=guarantees.random_ensemble_error(p, n, k, ties),
-        own_error=error if known else math.nan,
         worth_annotators=worth,
     )
 
@@ -265,7 +258,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     pairs, prompts = (data.train_pairs, data.train_prompts) if data else (len(people), len(people.prompts))
     d, k = ensemble.members.theta.shape[0], guarantees.paper_size(ensemble.k, ensemble.undecided)
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
-    start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
+    start = guarantees.samples_until_informative(d, k, delta, 1.0)
     kept, choice = ensemble.record.kept, ensemble.record.encoders
     there = f"{bounds[0]:.4f}" if bounds[0] < 1 else "vacuous"
     here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; "
@@ -286,7 +279,6 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         bound_pairs=bounds[0],
         bound_prompts=bounds[1],
         informative_from=start,
-        narrow_from=narrow,
         measured_gap=None if math.isnan(gap) else gap,
     )
 

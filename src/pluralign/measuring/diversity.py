@@ -88,8 +88,6 @@ class Diversity:
     near_opposites: list[MemberPair]
     vote_agreement: list[list[float]] | None
     """Share of the held-out pairs on which every two members prefer the same response; None without held-out votes."""
-    constant: list[int]
-    """Number of prompts on which each member gave all responses the same reward. Its taus leave them out."""
     prompts: int
     candidates: int
     """Number of ranked responses over all prompts."""
@@ -197,7 +195,6 @@ def measure_diversity(
         near_copies=member_pairs(kendall.near_copies(taus.tau)),
         near_opposites=member_pairs(kendall.near_opposites(taus.tau)),
         vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
-        constant=taus.constant.tolist(),
         prompts=len(ranked),
         candidates=sum(map(len, ranked)),
         skipped=len(rewards) - len(ranked),

@@ -22,7 +22,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.measuring.leans import WORDS
 from pluralign.theory import calibration
-from pluralign.theory.calibration import expected_calibration_error, strata
+from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -196,7 +196,6 @@ class Group:
     """95 % interval over prompts of the corrected Brier score (of the plain one if all pairs have one vote)."""
     residual: Interval
     """Mean p̂ − p for the longer response in groups of length, for the predicted majority in others."""
-    calibration_error: float
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,6 @@ def measure_groups(
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
                 interval=interval_of(values, prompt),
                 residual=interval_of((side * (prob_hat - p))[rows], prompt),
-                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
             if group.prompts >= ENOUGH_CLUSTERS:

@@ -36,7 +36,7 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
     yield draw(tables.pruning_table(pruning, before))
     yield draw(tables.pruning_cost_table(pruning))
-    if pruning.epsilon_clipped:
+    if pruning.error_before.mean < 0:
         yield dim("The error before is estimated below 0; the guarantees use ε = 0.")
     if pruning.outlier_threshold >= 1:
         yield dim("At this β and ε the outlier threshold is a disagreement of 1 or more, so no member is flagged.")
@@ -78,9 +78,6 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
         how = "almost identically" if pair.tau > 0 else "in almost opposite order"
         i, j = pair.members
         yield Text(f"Members {i} and {j} rank responses {how}: τ {number(pair.tau, 2, '+')}.", style="bold")
-    if any(diversity.constant):
-        counts = ", ".join(f"{count:,} of member {j}" for j, count in enumerate(diversity.constant) if count)
-        yield dim(f"Prompts left out because the member gives all responses the same reward: {counts}.")
     if diversity.skipped:
         yield dim(f"{diversity.skipped:,} prompts with a single response were skipped.")
     for case in cut(list(cases), TEXT_LENGTH):
