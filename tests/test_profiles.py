@@ -111,7 +111,7 @@ def test_random_members_get_no_claims_beyond_the_error_rate() -> None:
 
 def test_a_random_member_among_members_that_prefer_length_only_cares_less() -> None:
     *_, indifferent = cards_of(feature("length", 1), feature("length", 2), noise(0))
-    assert indifferent.name == "Less for length"
+    assert indifferent.name == "Less for longer answers"
     assert indifferent.wants.startswith("cares less about longer answers")
     assert indifferent.description.startswith("Longer answers: preferred in 5")
 

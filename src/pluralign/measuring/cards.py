@@ -279,7 +279,7 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
         >>> for card in member_profiles([0.5, 0.5], HeldOutVotes(votes, np.stack([longer, random], axis=1))):
         ...     print(card.name)
         Longer answers
-        Less for length
+        Less for longer answers
     """
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
@@ -292,8 +292,7 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     profiles = []
     for j, name in enumerate(_names(claims)):
-        shown, phrases = claims[j][:CLAIMS_SHOWN], views[j].phrases
-        illustrated = next((claim for claim in claims[j] if claim.name == name), shown[0] if shown else None)
+        shown, phrases = sorted(claims[j], key=lambda claim: claim.name != name)[:CLAIMS_SHOWN], views[j].phrases
         card = Profile(
             member=j,
             weight=float(alpha[j]),
@@ -301,7 +300,7 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
             name=name or member_name(j),
             named=bool(name),
             wants=wanted(shown),
-            example=_example(signed, j, illustrated),
+            example=_example(signed, j, shown[0] if shown else None),
             description=" ".join(claim.sentence for claim in shown),
             leans=leans[j],
             likes=tuple(view.lean for view in phrases if view.prefers)[:WORDS_SHOWN],
