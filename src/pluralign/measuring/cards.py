@@ -203,8 +203,6 @@ def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
     if all(profile.named for profile in profiles):
         return ""
     start, found = "Members without a name:", counted(prompts, "prompt")
-    if len(profiles) == 1:
-        return f"{start} a single member has no others to differ from."
     if prompts < ENOUGH_CLUSTERS:
         return f"{start} {found} cannot distinguish members; at least {ENOUGH_CLUSTERS} are needed."
     return f"{start} on {found}, no difference from the other members in a trait is significant."
@@ -367,8 +365,6 @@ def _claims(leans: Sequence[Lean], views: Views, correlation: FloatArray) -> lis
         wants = ("prefers", " and ".join(liked)) if liked else ("rejects", " and ".join(rejected))
         if liked and rejected:
             wants = ("prefers", f"{liked[0]} to {rejected[0]}")
-        if view.topic:
-            wants = (wants[0], f"{wants[1]} on {view.topic}")
         own, ensemble, _ = view.lean.shares(1 if liked else -1)
         clear = VERBAL * abs(view.lean.relative) * math.sqrt(view.lean.pairs)
         name, sentence = _view_name(liked, rejected), f"{view.title}: {view.evidence}."

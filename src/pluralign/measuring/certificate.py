@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
@@ -72,11 +71,6 @@ class OutlierControl(Statement):
     pruning: Pruning
     """What ``prune`` would do: outliers, bounds and the error after removing the furthest members."""
     constant_half: float
-
-    def to_json(self) -> JsonObject:
-        """Return the figures of the statement and of the pruning beside each other."""
-        own = to_json(self)
-        return own.pop("pruning") | own  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,6 @@ class MajorityShare:
     """Mean predicted share of that side. NaN for even pairs, which have no majority."""
     expected: float
     """The value of ``predicted`` for a calibrated prediction: its mean over simulated votes that split this way."""
-    certain: float
-    """Share of the pairs with more than .9 predicted for one side."""
 
 
 def majority_shares(
@@ -89,8 +87,8 @@ def majority_shares(
 
     Example:
         >>> shares = majority_shares(np.array([.95, .95]), np.array([.6, .4]), np.array([5, 5]))
-        >>> shares["contested"].people, shares["contested"].predicted, shares["contested"].certain
-        (0.6, 0.5, 1.0)
+        >>> shares["contested"].people, shares["contested"].predicted
+        (0.6, 0.5)
     """
     random = random_stream(seed, SIMULATED_MAJORITIES)
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, by_group.SIMULATIONS))
@@ -98,9 +96,7 @@ def majority_shares(
     expected = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
     predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
     people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
-    certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
-    found = {name: (predicted[name][1], expected[name][1], certain[name][1]) for name in people}
-    return {name: MajorityShare(*people[name], *others) for name, others in found.items()}
+    return {name: MajorityShare(*people[name], predicted[name][1], expected[name][1]) for name in people}
 
 
 def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:

@@ -123,15 +123,15 @@ def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
         return None
 
 
-def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int = PROMPTS_A_TOPIC) -> Labels:
+def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
     """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by its most distinctive words.
 
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
-    starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
+    starts. There is one topic per ``PROMPTS_A_TOPIC`` prompts, and at most eight.
     """
     texts = (" ".join(turn.content for turn in Prompt(prompt).turns) for prompt in prompts)
     words = [set(_WORD.findall(text.lower())) - FUNCTION_WORDS for text in texts]
-    k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
+    k = int(np.clip(len(prompts) // PROMPTS_A_TOPIC, 1, MOST_TOPICS))
     counts = Counter(word for own in words for word in own)
     telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]

@@ -5,7 +5,7 @@ halves. Each half proposes views, and only the other half tests them: effect siz
 did not choose the phrases. There are two kinds of views:
 
 - a *phrase*: the member prefers (or rejects) responses that have it;
-- a *position*: within a topic, the member prefers responses with some phrases over responses with others. The phrases
+- a *position*: the member prefers responses with some phrases over responses with others. The phrases
   are tested together, so they may be too rare to be tested one by one.
 
 This module decides which views are proposed and which survive. A view survives if the relative lean (``leans``) has the
@@ -27,7 +27,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
+from pluralign.measuring.groups import presence
 from pluralign.measuring.leans import (
     DISLIKES_WORD,
     LIKES_WORD,
@@ -142,8 +142,6 @@ POSITION_PHRASES = 5
 """Phrases on each side of a position."""
 MIN_PROMPTS = 5
 """Prompts of the proposing half that must differ in a phrase of a position."""
-PROMPTS_A_TOPIC = 3 * ENOUGH_CLUSTERS
-"""Prompts per topic: enough that each half can test a position."""
 QUOTES = 2
 PROMPT_LENGTH = 300
 """Maximum length of the prompt beside a quote."""
@@ -166,8 +164,6 @@ class Quote:
 class View:
     """A claim that a member prefers responses with some phrases to responses with others."""
 
-    topic: str
-    """Words of the topic that it is about; empty for all prompts."""
     prefers: tuple[str, ...]
     """Phrases of the responses that it prefers, the clearest first."""
     rejects: tuple[str, ...]
@@ -183,12 +179,12 @@ class View:
 
     @property
     def title(self) -> str:
-        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"; topics are named first."""
+        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"."""
         liked, disliked = (", ".join(f"“{phrase}”" for phrase in side) for side in (self.prefers, self.rejects))
         claim = f"prefers {liked}" if liked else f"rejects {disliked}"
         if liked and disliked:
             claim += f" to {disliked}"
-        return f"On {self.topic}: {claim}" if self.topic else claim[0].upper() + claim[1:]
+        return claim[0].upper() + claim[1:]
 
     @property
     def evidence(self) -> str:
@@ -210,7 +206,7 @@ class Views:
     phrases: tuple[View, ...] = ()
     """Views of one phrase, the clearest first."""
     positions: tuple[View, ...] = ()
-    """Views of several phrases: over all prompts, then by topic."""
+    """Views of several phrases."""
     proposed: int = 0
     """Number of views that were tested, both kinds."""
 
@@ -220,7 +216,6 @@ class _Proposal:
     """A view to test: signs of phrases by column, on the pairs of the testing half."""
 
     member: int
-    topic: str
     signs: dict[int, float]
     testing: Mask
 
@@ -232,26 +227,13 @@ def find_views(votes: SignedVotes) -> list[Views]:
     if k < 2 or min(len(np.unique(votes.prompt_index[half == side])) for side in (0, 1)) < ENOUGH_CLUSTERS:
         return [Views()] * k
     table = _table_of(votes, min_texts=2 * MIN_PROMPTS)
-    topic = topics(people.prompts.tolist(), prompts_a_topic=PROMPTS_A_TOPIC)[votes.prompt_index]
-    proposals: list[_Proposal] = []
-    for side in (0, 1):
-        proposals += _propose(votes, table, half == side, half != side, "")
-        for name in dict.fromkeys(topic.tolist()):
-            if name != ALL_PROMPTS:
-                about = topic == name
-                proposals += _propose(votes, table, (half == side) & about, (half != side) & about, name)
+    proposals = [one for side in (0, 1) for one in _propose(votes, table, half == side, half != side)]
     phrases, positions = (
         _survivors([one for one in proposals if (len(one.signs) > 1) == several], votes, table)
         for several in (False, True)
     )
-    return [
-        Views(
-            tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
-            tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
-            sum(one.member == j for one in proposals),
-        )
-        for j in range(k)
-    ]
+    counts = np.bincount([one.member for one in proposals], minlength=k)
+    return [Views(*of_member) for of_member in zip(phrases, positions, counts.tolist(), strict=True)]
 
 
 def telling_phrases(votes: SignedVotes) -> list[tuple[list[str], list[str]]]:
@@ -326,25 +308,22 @@ def _prompts_of_phrases(votes: SignedVotes, table: PhraseTable, pairs: Mask) -> 
     return np.asarray((differs > 0).sum(axis=0), dtype=np.int64).ravel()
 
 
-def _propose(votes: SignedVotes, table: PhraseTable, proposing: Mask, testing: Mask, topic: str) -> Iterator[_Proposal]:
-    """Yield the phrases of each member, if the topic is all prompts, and its position."""
-    if len(np.unique(votes.prompt_index[testing])) < ENOUGH_CLUSTERS or not proposing.any():
-        return
+def _propose(votes: SignedVotes, table: PhraseTable, proposing: Mask, testing: Mask) -> Iterator[_Proposal]:
+    """Yield the phrases of each member, and its position."""
     scores, enough = _score_phrases(votes, table, proposing), ENOUGH_CLUSTERS
     # How often a phrase occurs does not depend on votes, so the testing half may be asked for it.
     usable = (scores.prompts >= 2 * MIN_PROMPTS) & (_prompts_of_phrases(votes, table, testing) >= enough)
     for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
-        if not topic:
-            clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
-            for column in _distinct(np.abs(z), clear, table.phrases, PHRASES_PROPOSED):
-                yield _Proposal(j, "", {column: float(np.sign(z[column]))}, testing)
+        clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
+        for column in _distinct(np.abs(z), clear, table.phrases, PHRASES_PROPOSED):
+            yield _Proposal(j, {column: float(np.sign(z[column]))}, testing)
         signs = {}
         for sign in (1.0, -1.0):
             clear = (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0)
             for column in _distinct(np.abs(z), clear, table.phrases, POSITION_PHRASES):
                 signs[column] = sign
         if len(set(signs.values())) == 2:
-            yield _Proposal(j, topic, signs, testing)
+            yield _Proposal(j, signs, testing)
 
 
 def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count: int) -> list[int]:
@@ -362,8 +341,8 @@ def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[list[View]]:
-    """Return the proposals that survive, by member; a phrase, or the position on a topic, at most once per member."""
+def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[tuple[View, ...]]:
+    """Return the proposals that survive, by member, the clearest first; a phrase, or a position, at most once."""
     survivors: list[dict[object, View]] = [{} for _ in votes.weights]
     contrasts = [_contrast(one, table) for one in proposals]
     fits, k = [votes.fitted(contrast) for contrast in contrasts], len(votes.weights)
@@ -375,9 +354,9 @@ def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: Phrase
     for one, contrast, fit in zip(proposals, contrasts, fits, strict=True):
         lean = votes.leans(contrast, fit, threshold)[one.member]
         if lean.claim:
-            key = one.topic if len(one.signs) > 1 else next(iter(one.signs))
+            key = "" if len(one.signs) > 1 else next(iter(one.signs))
             survivors[one.member].setdefault(key, _view(one, contrast, lean, votes, table))
-    return [list(of_member.values()) for of_member in survivors]
+    return [tuple(sorted(found.values(), key=lambda view: -abs(view.lean.z))) for found in survivors]
 
 
 def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
@@ -386,7 +365,7 @@ def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
     x = np.where(one.testing, np.sign(signed), 0.0)
     (first, sign), *others = one.signs.items()
     if others:
-        return Contrast(one.topic or ALL_PROMPTS, x, ("prefers these phrases", "", "", ""))
+        return Contrast("phrases", x, ("prefers these phrases", "", "", ""))
     # The sign of the phrase stays in ``x``: ``own`` is the lean towards responses that have it.
     phrase = table.phrases[first]
     claims = (f"{LIKES_WORD}“{phrase}”", "") if sign > 0 else ("", f"{DISLIKES_WORD}“{phrase}”")
@@ -397,7 +376,7 @@ def _view(one: _Proposal, contrast: Contrast, lean: Lean, votes: SignedVotes, ta
     prefers, rejects = (tuple(table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
     margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
     low, high, tested = lean.relative - margin, lean.relative + margin, np.unique(votes.prompt_index[contrast.x != 0])
-    view = View(one.topic, prefers, rejects, lean, low, high, len(tested))
+    view = View(prefers, rejects, lean, low, high, len(tested))
     return replace(view, quotes=tuple(islice(_quotes(votes, one.member, contrast.x, view), QUOTES)))
 
 

@@ -251,14 +251,12 @@ def majority_table(majority: Mapping[str, MajorityShare], evaluation: Evaluation
     rows: list[list[Cell]] = []
     for name, row in ((name, row) for name, row in majority.items() if row.pairs):
         shares = (number(share, 3) for share in (row.people, row.predicted, row.expected))
-        certain = "–" if math.isnan(row.certain) else f"{row.certain:.0%}"
-        rows.append([name, row.pairs, *shares, certain, evaluation.strata[name][1]])
+        rows.append([name, row.pairs, *shares, evaluation.strata[name][1]])
     note = (
         "lopsided: above two thirds; observed majorities rest on few votes, which look more lopsided than all people; "
-        "expected if calibrated: predicted share for votes drawn from the prediction; above .9: share of pairs for "
-        "which one side is predicted above .9"
+        "expected if calibrated: predicted share for votes drawn from the prediction"
     )
-    columns = ("people are", "pairs", "observed", "predicted", "expected if calibrated", "above .9", "Brier")
+    columns = ("people are", "pairs", "observed", "predicted", "expected if calibrated", "Brier")
     return Table("Majority share, by how people split", columns, rows, note)
 
 
