@@ -173,16 +173,6 @@ def test_the_difference_to_constant_half_is_certified() -> None:
         assert found.informative == (sign < 0)
 
 
-def test_many_prompts_give_an_informative_bound() -> None:
-    random = np.random.default_rng(4)
-    true = np.where(random.random(3000) < 0.5, 0.95, 0.05)
-    people = _votes_on(true, random, votes_per_pair=5)
-    members = np.column_stack([true > 0.5, true > 0.5]).astype(float)
-    found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, members)).held_out
-    assert found.informative
-    assert found.true_error.low <= 0.05**2 <= found.true_error.high < 0.01
-
-
 def test_the_held_out_bound_uses_the_level_of_the_ensemble(held_out: HeldOutVotes, certificate: Certificate) -> None:
     record = replace(some_ensemble().record, level="policy")
     found = certify(replace(some_ensemble(), record=record), held_out).held_out

@@ -35,16 +35,6 @@ def test_reducing_keeps_the_tournament_and_at_most_as_many_rankings_as_caratheod
     np.testing.assert_allclose(pair_by_pair(list(few), few_weights), pair_by_pair(orders, weights), atol=1e-9)
 
 
-def test_a_thousand_rankings_of_five_alternatives_reduce_to_eleven() -> None:
-    rng = np.random.default_rng(0)
-    people = [tuple(rng.permutation(5).tolist()) for _ in range(1000)]
-    few, weights = rankings.reduce_support(people, np.full(1000, 1 / 1000))
-    assert len(few) == 11
-    np.testing.assert_allclose(
-        pair_by_pair(list(few), weights), pair_by_pair(people, np.full(1000, 1 / 1000)), atol=1e-9
-    )
-
-
 @pytest.mark.parametrize("k", [1, 4, 25])
 def test_drawn_ensembles_have_the_expected_error_of_theorem_2(k: int) -> None:
     shares = random_mixture(5, 6, 12)
@@ -114,21 +104,6 @@ def test_the_best_ranking_has_the_greatest_weight_of_all(seed: int, m: int) -> N
     _, incidences = all_incidences(m)
     assert value == pytest.approx((incidences * weights).sum(axis=(1, 2)).max(), abs=1e-12)
     assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum(), abs=1e-12)
-
-
-@given(SEEDS)
-def test_the_arcs_that_the_best_ranking_reverses_are_a_minimum_feedback_arc_set(seed: int) -> None:
-    m = 5
-    arcs = [arc for arc in itertools.permutations(range(m), 2) if np.random.default_rng([seed, *arc]).random() < 0.4]
-    weights = np.zeros((m, m))
-    for arc in arcs:
-        weights[arc] = 1.0
-
-    def feedback(order: rankings.Ranking) -> int:
-        return sum(order.index(i) > order.index(j) for i, j in arcs)
-
-    ranking, value = rankings.best_ranking(weights)
-    assert feedback(ranking) == min(map(feedback, itertools.permutations(range(m)))) == len(arcs) - value
 
 
 def test_the_local_search_is_nearly_always_optimal() -> None:
