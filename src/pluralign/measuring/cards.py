@@ -499,7 +499,7 @@ def quoted(text: str, length: int) -> str:
     """Return a text on one line in quotes, cut between words.
 
     Example:
-        >>> quoted("Cycle lanes cost\ntoo much.", 20)
+        >>> quoted("Cycle lanes cost too much.", 20)
         '“Cycle lanes cost…”'
     """
     short = textwrap.shorten(text[: 10 * length], length, placeholder="…")
