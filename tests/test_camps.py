@@ -93,9 +93,9 @@ def test_the_closest_member_is_chosen_on_training_prompts(
 
 def test_sentences_and_json_have_the_figures(true_camps: CampStudy) -> None:
     sentences = list(true_camps.sentences())
-    assert sentences[0].startswith("Member 5 stands for the gardeners: it agrees with them on 100 % of pairs, soft BT")
+    assert sentences[0].startswith("Member 5 stands for the gardeners: it agrees with them on 100% of pairs, soft BT")
     assert len(sentences) == 7
-    written = to_json(true_camps.to_json())
+    written = to_json(true_camps)
     assert written["represented"] == 6
     assert written["camps"][0]["member"] == 5
     assert set(written["people"]) >= {"closest_member", "soft_bt", "closest_camp", "better_than_soft_bt", "gain"}

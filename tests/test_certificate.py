@@ -49,15 +49,12 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
     assert found.opinion_variance == pytest.approx(variance)
     assert (found.sufficient_size, found.sufficient_size_here) == (25, math.ceil(variance / 0.01))
     assert found.random_error == pytest.approx(variance / 3)
-    assert found.own_error == pytest.approx(certificate.lemma_1.brier_corrected)
-    assert found.worth_annotators == pytest.approx(variance / found.own_error)
+    assert found.worth_annotators == pytest.approx(variance / certificate.lemma_1.brier_corrected)
 
 
 def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
     found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), held_out, beta=3)
     assert found.pruning.to_json() == pruned.to_json()
-    assert found.weight_bound == 0.5
-    assert found.names_outliers == (pruned.outlier_threshold < 1)
     assert found.informative == (pruned.bound < found.constant_half)
     p, n = held_out.preferences.prob_a, held_out.preferences.n_votes
     assert found.constant_half == pytest.approx(np.mean((p - 0.5) ** 2 - p * (1 - p) / (n - 1)))
@@ -73,7 +70,6 @@ def test_theorem_4_uses_the_training_pairs_of_the_fit(folder: Path) -> None:
     assert found.bound_pairs == found.bound_prompts == math.inf
     assert not found.informative
     assert generalization_bound(found.informative_from, found.d, found.k, 0.1) < 1
-    assert generalization_bound(found.narrow_from, found.d, found.k, 0.1) < 0.05
     last = ensemble.record.history[-1]
     assert found.measured_gap == pytest.approx(last.test_brier - last.train_brier)
     assert "is vacuous" in found.here
@@ -99,7 +95,6 @@ def test_lemma_1_splits_the_brier_score(votes: PreferenceSet, certificate: Certi
     assert found.noise.low < found.noise.mean < found.noise.high
     assert found.brier == pytest.approx(np.mean((some_ensemble().prob_hat(votes) - p) ** 2))
     assert found.brier_corrected == pytest.approx(found.brier - found.noise.mean)
-    assert found.votes_per_pair == pytest.approx(n.mean())
 
 
 # --- held-out prompts -------------------------------------------------------------------------------------------------
@@ -178,16 +173,6 @@ def test_the_difference_to_constant_half_is_certified() -> None:
         assert found.informative == (sign < 0)
 
 
-def test_many_prompts_give_an_informative_bound() -> None:
-    random = np.random.default_rng(4)
-    true = np.where(random.random(3000) < 0.5, 0.95, 0.05)
-    people = _votes_on(true, random, votes_per_pair=5)
-    members = np.column_stack([true > 0.5, true > 0.5]).astype(float)
-    found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, members)).held_out
-    assert found.informative
-    assert found.true_error.low <= 0.05**2 <= found.true_error.high < 0.01
-
-
 def test_the_held_out_bound_uses_the_level_of_the_ensemble(held_out: HeldOutVotes, certificate: Certificate) -> None:
     record = replace(some_ensemble().record, level="policy")
     found = certify(replace(some_ensemble(), record=record), held_out).held_out
@@ -207,7 +192,6 @@ def test_single_votes_bound_the_error_from_above_only(votes: PreferenceSet) -> N
     assert found.held_out.true_error.high == found.held_out.error.high
     assert not found.lemma_1.informative
     assert found.theorem_2.sufficient_size_here is None
-    assert math.isnan(found.theorem_2.own_error)
 
 
 def test_one_prompt_gives_no_informative_bound() -> None:

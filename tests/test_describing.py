@@ -85,6 +85,14 @@ def test_a_model_that_writes_no_name_is_reported() -> None:
     assert {(one.shown, one.reason, one.check) for one in found.members} == {(False, cards.NOTHING_WRITTEN, None)}
 
 
+def test_a_server_that_answers_with_errors_is_an_error() -> None:
+    def fails(_: str) -> str:
+        raise DataError("the server's reply has no choices")
+
+    with pytest.raises(DataError, match="no choices"):
+        cards.describe_members(held_out(), WEIGHTS, Parrot(writes=fails), pairs=20)
+
+
 def test_too_few_prompts_are_refused() -> None:
     few = held_out()[held_out().preferences.prompt_index < 30]
     with pytest.raises(UsageError, match="40 held-out prompts"):

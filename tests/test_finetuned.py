@@ -180,7 +180,6 @@ def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(towns: dict[Any, Path
     texts = [(p, r) for p in evidence.preferences.prompts[:1] for r in evidence.preferences.responses[:1]]
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
     certificate = certify(whole, evidence)
-    assert certificate.theorem_4.fixed_features is False
     assert "features were trained on the same votes, which the theorem does not" in certificate.theorem_4.here
 
 

@@ -41,11 +41,11 @@ def test_tau_is_the_mean_of_scipys_tau_over_prompts() -> None:
     assert found.vote_agreement is None
 
 
-def test_tops_count_the_first_choices_of_members_with_weight() -> None:
-    ensemble = some_ensemble().take([0, 1, 2], [0.75, 0.25, 0.0])
+def test_tops_count_the_first_choices_of_members() -> None:
+    ensemble = some_ensemble().take([0, 1], [0.75, 0.25])
     rewards = [
-        np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 9.0]]),
-        np.array([[2.0, 5.0, 0.0], [1.0, 1.0, 4.0]]),
+        np.array([[3.0, 1.0], [1.0, 3.0], [0.0, 0.0]]),
+        np.array([[2.0, 5.0], [1.0, 1.0]]),
     ]
     tops = measure_diversity(ensemble, rewards).tops
     assert tops.distinct == (2 + 1) / 2

@@ -17,6 +17,24 @@ from pluralign.theory import rankings, rankings as realizability
 SEEDS = st.integers(0, 100_000)
 
 
+@given(SEEDS, st.integers(2, 5), st.integers(1, 150))
+@settings(max_examples=40)
+def test_reducing_keeps_the_tournament_and_at_most_as_many_rankings_as_caratheodory_allows(
+    seed: int, m: int, count: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    orders = [tuple(rng.permutation(m).tolist()) for _ in range(count)]
+    weights = rng.dirichlet(np.ones(count))
+    few, few_weights = rankings.reduce_support(orders, weights)
+    i, j = np.triu_indices(m, 1)
+    vectors = np.array([[*pair_by_pair([order], [1.0])[i, j], 1.0] for order in orders])
+    assert len(few) <= np.linalg.matrix_rank(vectors) <= math.comb(m, 2) + 1
+    assert set(few) <= set(orders)
+    assert (few_weights >= 0).all()
+    assert few_weights.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(pair_by_pair(list(few), few_weights), pair_by_pair(orders, weights), atol=1e-9)
+
+
 @pytest.mark.parametrize("k", [1, 4, 25])
 def test_drawn_ensembles_have_the_expected_error_of_theorem_2(k: int) -> None:
     shares = random_mixture(5, 6, 12)
@@ -76,21 +94,6 @@ def test_the_best_ranking_has_the_greatest_weight_of_all(seed: int, m: int) -> N
     _, incidences = all_incidences(m)
     assert value == pytest.approx((incidences * weights).sum(axis=(1, 2)).max(), abs=1e-12)
     assert value == pytest.approx((pair_by_pair([ranking], [1.0]) * weights).sum(), abs=1e-12)
-
-
-@given(SEEDS)
-def test_the_arcs_that_the_best_ranking_reverses_are_a_minimum_feedback_arc_set(seed: int) -> None:
-    m = 5
-    arcs = [arc for arc in itertools.permutations(range(m), 2) if np.random.default_rng([seed, *arc]).random() < 0.4]
-    weights = np.zeros((m, m))
-    for arc in arcs:
-        weights[arc] = 1.0
-
-    def feedback(order: rankings.Ranking) -> int:
-        return sum(order.index(i) > order.index(j) for i, j in arcs)
-
-    ranking, value = rankings.best_ranking(weights)
-    assert feedback(ranking) == min(map(feedback, itertools.permutations(range(m)))) == len(arcs) - value
 
 
 def test_the_local_search_is_nearly_always_optimal() -> None:

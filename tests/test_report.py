@@ -270,9 +270,8 @@ def camps(ensemble: RewardEnsemble) -> CampStudy:
     """The camps, with member 1 standing for the first of them."""
     town = town_hall(480)
     study = camps_of_ensemble(town, town.preferences.test_mask(0.4), ensemble)
-    first = replace(study.camps[0], closest=1, gain=replace(study.camps[0].gain, low=0.01))
-    others = [replace(camp, gain=replace(camp.gain, low=-0.01)) for camp in study.camps[1:]]
-    return replace(study, camps=[first, *others])
+    first, others = replace(study.camps[0], member=1), [replace(camp, member=None) for camp in study.camps[1:]]
+    return replace(study, camps=[first, *others], represented=1)
 
 
 def test_the_report_shows_camps(ensemble: RewardEnsemble, found: ReportData, camps: CampStudy, plain: str) -> None:

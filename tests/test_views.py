@@ -75,9 +75,9 @@ def test_proposals_are_tested_on_prompts_that_did_not_propose_them(monkeypatch: 
     prompts = town().preferences.prompt_index
     propose = module._propose
 
-    def recorded(votes, table, proposing, testing, topic):  # type: ignore[no-untyped-def]
+    def recorded(votes, table, proposing, testing):  # type: ignore[no-untyped-def]
         seen.append((set(prompts[proposing].tolist()), set(prompts[testing].tolist())))
-        return propose(votes, table, proposing, testing, topic)
+        return propose(votes, table, proposing, testing)
 
     monkeypatch.setattr(module, "_propose", recorded)
     find_views(of_camps())

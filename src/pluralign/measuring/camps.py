@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
-from pluralign.core.json_values import JsonObject, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, first_columns, hard_votes
@@ -45,18 +44,9 @@ class CampResult:
     """The member with the highest agreement on training prompts."""
     gain: Interval
     """Agreement of the closest member − that of soft BT, with an interval corrected for the number of camps."""
-
-    @property
-    def member(self) -> int | None:
-        """The member that stands for the camp, or None.
-
-        It is the closest member, if it agrees with the camp significantly more often than soft BT does.
-        """
-        return self.closest if self.gain.low > 0 else None
-
-    def to_json(self) -> JsonObject:
-        """Return the result with the member that stands for the camp."""
-        return {**to_json(self), "member": self.member}
+    member: int | None
+    """The member that stands for the camp: the closest one, if it agrees with the camp significantly more often than
+    soft BT does."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +63,6 @@ class PeopleResult:
     better_than_soft_bt: float
     """Share of people with whom the closest member agrees more often than soft BT does."""
 
-    def sentence(self) -> str:
-        """Return the result in one sentence."""
-        return (
-            f"{_percent(self.better_than_soft_bt)} of people agree more often with their closest member than with "
-            f"soft BT. Mean agreement: {_decimals(self.closest_member)} with the closest member, "
-            f"{_decimals(self.soft_bt)} with soft BT, {_decimals(self.closest_camp)} with the closest true camp."
-        )
-
 
 @dataclass(frozen=True)
 class CampStudy:
@@ -88,6 +70,8 @@ class CampStudy:
 
     camps: list[CampResult]
     """In the order of the town hall; camps without people are left out."""
+    represented: int
+    """Number of camps that a member stands for."""
     people: PeopleResult
     weights: tuple[float, ...]
     """Of the members, ``(k,)``."""
@@ -98,29 +82,24 @@ class CampStudy:
     prompts: int
     """Number of held-out prompts."""
 
-    @property
-    def represented(self) -> int:
-        """Number of camps that a member stands for."""
-        return sum(camp.member is not None for camp in self.camps)
-
     def sentences(self) -> Iterator[str]:
         """Yield the results: each camp with a member, the other camps together, then people."""
         for camp in self.camps:
             if camp.member is not None:
                 yield (
                     f"Member {camp.member} stands for the {camp.camp}: it agrees with them on "
-                    f"{_percent(camp.agreement[camp.member])} of pairs, soft BT on {_percent(camp.soft_bt)}."
+                    f"{camp.agreement[camp.member]:.0%} of pairs, soft BT on {camp.soft_bt:.0%}."
                 )
-        others = [camp for camp in self.camps if camp.member is None]
+        others = [one for one in self.camps if one.member is None]
         if others:
-            shares = [(one.camp, _decimals(one.agreement[one.closest], 2), _decimals(one.soft_bt, 2)) for one in others]
-            names = ", ".join(f"{camp} ({closest}, soft BT {single})" for camp, closest, single in shares)
-            yield f"No member stands for these camps (agreement of the closest member): {names}."
-        yield self.people.sentence()
-
-    def to_json(self) -> JsonObject:
-        """Return the study as plain values."""
-        return {**to_json(self), "represented": self.represented}
+            shares = [f"{one.camp} ({one.agreement[one.closest]:.0%}, soft BT {one.soft_bt:.0%})" for one in others]
+            yield f"No member stands for these camps (agreement of the closest member): {', '.join(shares)}."
+        people = self.people
+        yield (
+            f"{people.better_than_soft_bt:.0%} of people agree more often with their closest member than with soft BT. "
+            f"Mean agreement: {people.closest_member:.1%} with the closest member, {people.soft_bt:.1%} with soft BT, "
+            f"{people.closest_camp:.1%} with the closest true camp."
+        )
 
 
 def study_camps(
@@ -135,44 +114,49 @@ def study_camps(
         weights: of the members, ``(k,)``.
         soft_bt: votes of the soft Bradley–Terry reward on all pairs, ``(n_pairs,)``.
     """
-    prompts = town.preferences.prompt_index[test_rows]
+    people, prompts = town.preferences, town.preferences.prompt_index[test_rows]
     sizes = np.bincount(town.camps, minlength=len(town.camp_names))
     present = np.flatnonzero(sizes)
-    rewards, people = town.camp_rewards()[:, present], town.preferences
+    rewards = town.camp_rewards()[:, present]
     camp_votes = votes_from_rewards(rewards[people.a_index], rewards[people.b_index])
-    level = 1 - SIGNIFICANCE / len(present)
+    voters = np.column_stack([votes, soft_bt])
+    chosen_on, measured = (vote_agreement(voters[rows], camp_votes[rows]) for rows in (~test_rows, test_rows))
     camps = []
-    for camp, own in zip(present.tolist(), camp_votes.T, strict=True):
-        closest = int(np.argmax(vote_agreement(votes[~test_rows], own[~test_rows, None])))
-        sign, single, of_camp = 2 * own[test_rows] - 1, soft_bt[test_rows], own[test_rows, None]
-        agreement = tuple(vote_agreement(votes[test_rows], of_camp)[:, 0].tolist())
-        of_single = float(vote_agreement(single[:, None], of_camp)[0, 0])
-        gain = clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level)
-        name, size, share = town.camp_names[camp], int(sizes[camp]), float(sizes[camp] / sizes.sum())
-        camps.append(CampResult(name, size, share, agreement, of_single, closest, gain))
-    of_people = study_people(town, test_rows, votes, camp_votes, soft_bt)
-    alpha, trained_on = tuple(np.asarray(weights, dtype=np.float64).tolist()), int(np.count_nonzero(~test_rows))
-    return CampStudy(camps, of_people, alpha, trained_on, len(prompts), len(np.unique(prompts)))
+    for place, camp in enumerate(present.tolist()):
+        closest, sign = int(chosen_on[:-1, place].argmax()), 2 * camp_votes[test_rows, place] - 1
+        ahead = sign * (votes[test_rows, closest] - soft_bt[test_rows])
+        gain = clustered_interval(ahead, prompts, 1 - SIGNIFICANCE / len(present))
+        *agreement, of_single = measured[:, place].tolist()
+        found = town.camp_names[camp], int(sizes[camp]), float(sizes[camp] / sizes.sum())
+        member = closest if gain.low > 0 else None
+        camps.append(CampResult(*found, tuple(agreement), of_single, closest, gain, member))
+    return CampStudy(
+        camps=camps,
+        represented=sum(camp.member is not None for camp in camps),
+        people=_study_people(town, test_rows, votes, camp_votes, soft_bt),
+        weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
+        train_pairs=int(np.count_nonzero(~test_rows)),
+        pairs=len(prompts),
+        prompts=len(np.unique(prompts)),
+    )
 
 
-def study_people(
+def _study_people(
     town: TownHall, test_rows: Mask, votes: FloatArray, camp_votes: FloatArray, soft_bt: FloatArray
 ) -> PeopleResult:
-    """Compare the votes of members with those of every person.
-
-    Arguments as in ``study_camps``, with the votes of the true camp rewards on all pairs, ``(n_pairs, n_camps)``.
-    """
+    """Compare the votes of members, and of the true camp rewards ``(n_pairs, n_camps)``, with those of every person."""
     voters = np.column_stack([votes, camp_votes, soft_bt])
-    k, rows = votes.shape[1], np.flatnonzero(test_rows)
+    k, rows, everyone = votes.shape[1], np.flatnonzero(test_rows), np.arange(len(town.tastes))
     chosen_on = _agreement_with_people(town, np.flatnonzero(~test_rows), voters)
-    member, camp = chosen_on[:, :k].argmax(axis=1), chosen_on[:, k:-1].argmax(axis=1)
-    measured, everyone = _agreement_with_people(town, rows, voters), np.arange(len(town.tastes))
-    closest, single, of_camp = measured[everyone, member], measured[:, -1], measured[everyone, k + camp]
+    measured = _agreement_with_people(town, rows, voters)
+    member = chosen_on[:, :k].argmax(axis=1)
+    closest, single = measured[everyone, member], measured[:, -1]
+    of_camp = measured[everyone, k + chosen_on[:, k:-1].argmax(axis=1)]
     blocks = _people_in_blocks(town, rows)
     gains = [np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1) for block, signs in blocks]
-    gain, better = clustered_interval(np.concatenate(gains), town.preferences.prompt_index[rows]), closest > single
-    own, soft, camps = float(closest.mean()), float(single.mean()), float(of_camp.mean())
-    return PeopleResult(len(everyone), own, soft, camps, gain, float(np.mean(better)))
+    gain = clustered_interval(np.concatenate(gains), town.preferences.prompt_index[rows])
+    own, soft, camps = (float(of.mean()) for of in (closest, single, of_camp))
+    return PeopleResult(len(everyone), own, soft, camps, gain, float(np.mean(closest > single)))
 
 
 def camps_of_ensemble(
@@ -217,12 +201,3 @@ def _agreement_with_people(town: TownHall, rows: IntArray, voters: FloatArray) -
     for block, signs in _people_in_blocks(town, rows):
         total += signs.T @ (2 * voters[block] - 1)
     return np.asarray(0.5 + 0.5 * total / len(rows))
-
-
-def _decimals(value: float, digits: int = 3) -> str:
-    """Return a share without its leading zero."""
-    return f"{value:.{digits}f}".removeprefix("0")
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"

@@ -9,9 +9,11 @@ A language model may write names and sentences too; they are shown only if they 
 import math
 import os
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +30,28 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, replace_facts, save_beside
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import LeftOut
-from pluralign.measuring.leans import PREFERS, SIGNIFICANCE, TRAITS, Lean, SignedVotes, sample_prompts
+from pluralign.measuring.leans import (
+    PREFERS,
+    SIGNIFICANCE,
+    TRAITS,
+    WORDS,
+    Lean,
+    SignedVotes,
+    content_words,
+    sample_prompts,
+    trait_values,
+)
 from pluralign.measuring.personas import pair_questions
-from pluralign.measuring.views import Views, distinctness, find_views, split_prompts, telling_phrases
+from pluralign.measuring.views import (
+    SENTENCE,
+    View,
+    Views,
+    distinct_pairs,
+    excerpt,
+    find_views,
+    split_prompts,
+    telling_phrases,
+)
 from pluralign.text.judge import JudgeModel, JudgeUsage, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
@@ -139,7 +160,9 @@ class Profile:
     named: bool = field(default=True, kw_only=True)
     """Whether the name is a claim."""
     wants: str = field(default="", kw_only=True)
-    """Its clearest claims in words, such as "wants longer answers, hedged claims"; empty if it has none."""
+    """Its clearest claims in words with shares of pairs, such as "prefers lists (in 81% of pairs; all members 52%)"."""
+    example: str = field(default="", kw_only=True)
+    """Quotes of a pair that illustrate its name, and on which most other members disagree; empty if there is none."""
     description: str
     """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
@@ -180,8 +203,6 @@ def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
     if all(profile.named for profile in profiles):
         return ""
     start, found = "Members without a name:", counted(prompts, "prompt")
-    if len(profiles) == 1:
-        return f"{start} a single member has no others to differ from."
     if prompts < ENOUGH_CLUSTERS:
         return f"{start} {found} cannot distinguish members; at least {ENOUGH_CLUSTERS} are needed."
     return f"{start} on {found}, no difference from the other members in a trait is significant."
@@ -256,7 +277,7 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
         >>> for card in member_profiles([0.5, 0.5], HeldOutVotes(votes, np.stack([longer, random], axis=1))):
         ...     print(card.name)
         Longer answers
-        Less about length
+        Less for longer answers
     """
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
@@ -265,18 +286,26 @@ def member_profiles(weights: npt.ArrayLike, held_out: HeldOutVotes, signed: Sign
     leans, views = signed.trait_leans()[0], find_views(signed)
     norm = np.sqrt(np.maximum((signed.signs**2).sum(axis=0), 1.0))
     correlation = (signed.signs.T @ signed.signs) / np.outer(norm, norm)
-    likes = [tuple(view.lean for view in own.phrases if view.prefers)[:WORDS_SHOWN] for own in views]
-    dislikes = [tuple(view.lean for view in own.phrases if view.rejects)[:WORDS_SHOWN] for own in views]
     claims = [_claims(leans[j], views[j], correlation) for j in range(len(alpha))]
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     profiles = []
     for j, name in enumerate(_names(claims)):
-        wants = wanted([claim.wants for claim in claims[j][:CLAIMS_SHOWN]])
-        description = " ".join(claim.sentence for claim in claims[j][:CLAIMS_SHOWN])
-        distinguishing = tuple(distinguishing_pairs(held_out, alpha, j))
-        weight, away, shown = float(alpha[j]), float(disagreement[j]), name or member_name(j)
-        own = leans[j], likes[j], dislikes[j], distinguishing
-        card = Profile(j, weight, away, shown, description, *own, named=bool(name), wants=wants, views=views[j])
+        shown, phrases = sorted(claims[j], key=lambda claim: claim.name != name)[:CLAIMS_SHOWN], views[j].phrases
+        card = Profile(
+            member=j,
+            weight=float(alpha[j]),
+            disagreement=float(disagreement[j]),
+            name=name or member_name(j),
+            named=bool(name),
+            wants=wanted(shown),
+            example=_example(signed, j, shown[0] if shown else None),
+            description=" ".join(claim.sentence for claim in shown),
+            leans=leans[j],
+            likes=tuple(view.lean for view in phrases if view.prefers)[:WORDS_SHOWN],
+            dislikes=tuple(view.lean for view in phrases if view.rejects)[:WORDS_SHOWN],
+            distinguishing=tuple(distinguishing_pairs(held_out, alpha, j)),
+            views=views[j],
+        )
         profiles.append(card)
     return profiles
 
@@ -291,7 +320,12 @@ class _Claim(NamedTuple):
     name: str
     wants: tuple[str, str]
     """Verb and object."""
+    shares: tuple[float, float]
+    """Shares of pairs in which the member and all members together choose the claimed side."""
     sentence: str
+    trait: tuple[int, float] | None = None
+    """Place of a trait, and 1 if the member favours more of it than the others, else −1."""
+    view: View | None = None
 
 
 MAX_WORDS = 4
@@ -313,28 +347,28 @@ def _claims(leans: Sequence[Lean], views: Views, correlation: FloatArray) -> lis
         if not clarity[place] or any(abs(correlation[place, before]) >= MAX_CORRELATION for before in named):
             continue
         named.append(place)
-        lean = leans[place]
-        prefers, phrase = lean.claim.startswith(PREFERS), lean.phrase
+        lean, phrase, side = leans[place], leans[place].phrase, float(np.sign(leans[place].relative))
         own, ensemble, people = lean.shares()
         adjusted = "" if lean.trait == "length" else ", at equal length"
         sentence = (
             f"{capitalised(phrase)}: preferred in {own:.0%} of the {lean.pairs:,} pairs that differ in this{adjusted}; "
             f"by all members together in {ensemble:.0%}, by people in {people:.0%}."
         )
-        name = capitalised(phrase.removeprefix("a ")) if prefers else f"Less about {TRAITS[place].aspect}"
-        factor = (1.0 if prefers else FAINT) * (COMMON if lean.trait == "length" else 1.0)
-        wants = ("wants" if prefers else "cares less about", phrase)
-        claims.append(_Claim(factor * clarity[place], name, wants, sentence))
+        verb, name = "prefers", capitalised(phrase.removeprefix("a "))
+        factor = COMMON if lean.trait == "length" else 1.0
+        if not lean.claim.startswith(PREFERS):
+            verb, factor = "cares less about", FAINT * factor
+            name = f"{'Open to' if side > 0 else 'Less for'} {TRAITS[place].aspect}"
+        claims.append(_Claim(factor * clarity[place], name, (verb, phrase), (own, ensemble), sentence, (place, side)))
     for view in (*views.positions, *views.phrases):
         liked, rejected = ([f"“{phrase}”" for phrase in side[:2]] for side in (view.prefers, view.rejects))
-        wants = ("likes", " and ".join(liked)) if liked else ("rejects", " and ".join(rejected))
+        wants = ("prefers", " and ".join(liked)) if liked else ("rejects", " and ".join(rejected))
         if liked and rejected:
-            wants = ("wants", f"{liked[0]} more than {rejected[0]}")
-        about = f" on {view.topic}" if view.topic else ""
-        own = VERBAL * abs(view.lean.relative) * math.sqrt(view.lean.pairs)
-        claims.append(
-            _Claim(own, _view_name(liked, rejected), (wants[0], wants[1] + about), f"{view.title}: {view.evidence}.")
-        )
+            wants = ("prefers", f"{liked[0]} to {rejected[0]}")
+        own, ensemble, _ = view.lean.shares(1 if liked else -1)
+        clear = VERBAL * abs(view.lean.relative) * math.sqrt(view.lean.pairs)
+        name, sentence = _view_name(liked, rejected), f"{view.title}: {view.evidence}."
+        claims.append(_Claim(clear, name, wants, (own, ensemble), sentence, view=view))
     return sorted(claims, key=lambda claim: -claim.clarity)
 
 
@@ -354,29 +388,33 @@ def _view_name(liked: Sequence[str], rejected: Sequence[str]) -> str:
 def _names(claims: list[list[_Claim]]) -> list[str]:
     """Return a name per member, empty without claims: of all claims the clearest ones, and no name twice.
 
-    Where all claims of a member are names of others, it gets a number, such as “Longer answers 2”.
+    Where all claims of a member are names of others, its name joins two of them, such as “Lists, warm tone”; else it
+    gets a number, such as “Longer answers 2”.
     """
     names = [""] * len(claims)
     for _, j, name in sorted((-claim.clarity, j, claim.name) for j, own in enumerate(claims) for claim in own):
         if not names[j] and name not in names:
             names[j] = name
     for j, own in enumerate(claims):
-        short = next((claim.name for claim in own if len(claim.name.split()) < MAX_WORDS), "")
-        if short and not names[j]:
-            names[j] = next(name for i in range(2, len(claims) + 1) if (name := f"{short} {i}") not in names)
+        joined = [f"{one.name}, {other.name[0].lower()}{other.name[1:]}" for one, other in combinations(own, 2)]
+        numbered = [f"{claim.name} {i}" for i in range(2, len(claims) + 1) for claim in own]
+        free = (name for name in joined + numbered if name not in names and len(name.split()) <= MAX_WORDS)
+        names[j] = names[j] or next(free, "")
     return names
 
 
-def wanted(claims: Sequence[tuple[str, str]]) -> str:
-    """Return claims as one phrase.
+def wanted(claims: Sequence[_Claim]) -> str:
+    """Return claims as one phrase, with the shares of pairs in which the member and all members choose this side.
 
     Example:
-        >>> wanted([("wants", "lists"), ("rejects", "“tax”"), ("wants", "hedged claims")])
-        'wants lists, hedged claims; rejects “tax”'
+        >>> lists = _Claim(2.0, "Lists", ("prefers", "lists"), (0.81, 0.52), "")
+        >>> wanted([lists, lists._replace(wants=("rejects", "“tax”"), shares=(0.7, 0.6))])
+        'prefers lists (in 81% of pairs; all members 52%); rejects “tax” (70%; 60%)'
     """
     objects: dict[str, list[str]] = defaultdict(list)
-    for verb, wants in claims:
-        objects[verb].append(wants)
+    for place, claim in enumerate(claims):
+        words = "({:.0%}; {:.0%})" if place else "(in {:.0%} of pairs; all members {:.0%})"
+        objects[claim.wants[0]].append(f"{claim.wants[1]} {words.format(*claim.shares)}")
     return "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in objects.items())
 
 
@@ -393,21 +431,81 @@ def distinguishing_pairs(
 ) -> Iterator[Distinguishing]:
     """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
     votes = held_out.preferences
-    margin, weight_with_it, clarity = distinctness(held_out, weights, j)
-    shown: set[int] = set()
-    for row in np.argsort(-clarity, kind="stable"):
-        if len(shown) == count or not clarity[row] > 0.0:
-            return
-        prompt = int(votes.prompt_index[row])
-        if prompt in shown:
-            continue
-        shown.add(prompt)
+    for row, margin, weight in islice(distinct_pairs(held_out, weights, j), count):
         sides, people = [votes.a_index[row], votes.b_index[row]], float(votes.prob_a[row])
-        if margin[row] <= 0:
+        if margin <= 0:
             sides, people = sides[::-1], 1.0 - people
         preferred, other = (str(votes.responses[side]) for side in sides)
-        size, weight, text = abs(float(margin[row])), float(weight_with_it[row]), Prompt(votes.prompts[prompt]).text
-        yield Distinguishing(text, preferred, other, size, weight, people, int(votes.n_votes[row]))
+        text = Prompt(votes.prompts[votes.prompt_index[row]]).text
+        yield Distinguishing(text, preferred, other, abs(margin), weight, people, int(votes.n_votes[row]))
+
+
+QUOTE = 60
+"""Maximum length of a quote."""
+EXAMPLES_TRIED = 50
+
+
+def _example(signed: SignedVotes, j: int, claim: _Claim | None) -> str:
+    """Return quotes that illustrate a claim: from a pair that the member alone, or with few others, decides so."""
+    held_out, alone = signed.held_out, float(signed.weights[j]) + 1e-9
+    if claim and claim.view and claim.view.quotes:
+        quote, phrases = claim.view.quotes[0], claim.view.prefers or claim.view.rejects
+        who = "alone" if quote.weight_with_it <= alone else "unlike most"
+        return f"{who} {'prefers' if quote.preferred else 'rejects'} “{excerpt(quote.text, phrases, QUOTE)}”"
+    trait = claim.trait if claim else None
+    side = signed.signs[:, trait[0]] * trait[1] if trait else None
+    pairs = list(islice(distinct_pairs(held_out, signed.weights, j, side), EXAMPLES_TRIED))
+    if not pairs:
+        return ""
+    pair = next((pair for pair in pairs if pair.weight_with_it <= alone), pairs[0])
+    preferred, rejected = quotes_of(held_out, pair.row, pair.margin > 0, trait)
+    return f"{'alone' if pair.weight_with_it <= alone else 'unlike most'} prefers {preferred} to {rejected}"
+
+
+def quotes_of(
+    held_out: HeldOutVotes, row: int, a_first: bool, trait: tuple[int, float] | None = None
+) -> tuple[str, str]:
+    """Return the sentences in which the responses of a pair differ most, in quotes, the preferred one first.
+
+    With a trait, sentences that show it come first: its place, and 1 if the preferred response has more of it, else −1.
+    """
+    votes = held_out.preferences
+    texts = [printable(str(votes.responses[side[row]])) for side in (votes.a_index, votes.b_index)]
+    first, second = texts if a_first else texts[::-1]
+    place, sign = trait or (0, 0.0)
+    return _telling(first, second, place, sign), _telling(second, first, place, -sign)
+
+
+def _telling(text: str, other: str, place: int = 0, sign: float = 0.0) -> str:
+    """Return the sentence that shows a trait best, and among equals has the most words that the other text has not.
+
+    Example:
+        >>> _telling("I agree with this. Cycle lanes cost too much.", "I agree with this. More parks, please.")
+        '“Cycle lanes cost too much.”'
+    """
+    known = content_words(other)
+    sentences = [one for one in SENTENCE.findall(text) if content_words(one)] or [text]
+    values = trait_values([""] * len(sentences), sentences)[:, place] if sign else np.zeros(len(sentences))
+
+    def own(sentence: str) -> float:
+        words = content_words(sentence)
+        return len(words - known) / (len(words) + 2)
+
+    ranked = [(value, own(one), one) for value, one in zip(np.nan_to_num(sign * values), sentences, strict=True)]
+    return quoted(max(ranked)[2], QUOTE)
+
+
+def quoted(text: str, length: int) -> str:
+    """Return a text on one line in quotes, cut between words.
+
+    Example:
+        >>> quoted("Cycle lanes cost too much.", 20)
+        '“Cycle lanes cost…”'
+    """
+    short = textwrap.shorten(text[: 10 * length], length, placeholder="…")
+    if short == "…":  # a single word, or a language without spaces
+        short = shortened(text, length)
+    return f"“{short.removesuffix('…').rstrip('.,;:') + '…' if short.endswith('…') else short}”"
 
 
 # --- A name and a sentence for each member, written by a language model and checked on other prompts.
@@ -424,19 +522,9 @@ WRITING = SamplingOptions(temperature=0.3, top_p=0.95, max_new_tokens=150)
 
 NOTHING_WRITTEN = "the model wrote no name and description"
 NOT_BETTER_THAN_CHANCE = "it does not predict the member's votes better than chance"
+REQUEST, EXAMPLE = WORDS["requests"]["member"], WORDS["requests"]["example"]
+
 FITS_EVERYBODY = "it does not predict this member's votes better than those of the other members"
-
-REQUEST = """A reader compares two answers to the same question and prefers one of them. Describe this reader.
-
-Phrases in answers that this reader prefers and other readers do not: {prefers}
-Phrases in answers that this reader rejects and other readers do not: {rejects}
-
-{examples}
-
-Write exactly two lines:
-Name: two to four words that name the views or the taste of this reader
-Description: one sentence that says which views and which style this reader prefers, and which the reader rejects"""
-EXAMPLE = "Question: {prompt}\nThis reader prefers: {preferred}\nMost other readers prefer: {other}"
 
 _NAME = re.compile(r"^[\W_]*name[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
 _SENTENCE = re.compile(r"^[\W_]*description[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
@@ -517,10 +605,13 @@ def _cut(text: str) -> str:
 
 
 def _name_and_sentence(model: JudgeModel, request: str, seed: int) -> tuple[str, str]:
+    """Return what a model writes, empty if it is no name and sentence. Raises the error of the last attempt."""
     for attempt in range(ATTEMPTS):
         try:
             (answer,) = model.sample(request, 1, WRITING, seed + attempt)
         except DataError:
+            if attempt == ATTEMPTS - 1:
+                raise
             continue
         name, sentence = (pattern.search(answer.text) for pattern in (_NAME, _SENTENCE))
         if name and sentence:

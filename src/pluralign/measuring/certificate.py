@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray
-from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
@@ -28,8 +26,6 @@ EPSILON = 0.025
 DELTA = 0.05
 TRIVIAL_ERROR = 0.25
 """Largest possible error of always predicting ½: (½ − p*)² is at most ¼."""
-SMALL_GAP = 0.05
-"""A gap between measured and true error that counts as small."""
 TWO_REWARDS = " The undecided share counts as two rewards."
 """Added to statements about the number of rewards."""
 
@@ -61,8 +57,6 @@ class SmallSize(Statement):
     """Number of rewards in the paper's form: two more than members with an undecided share."""
     random_error: float
     """Expected error of k random annotators."""
-    own_error: float
-    """Corrected Brier score of the ensemble's votes."""
     worth_annotators: float | None
     """Number of random annotators with the same error as the ensemble; None if its estimated error is 0 or below."""
 
@@ -76,19 +70,7 @@ class OutlierControl(Statement):
 
     pruning: Pruning
     """What ``prune`` would do: outliers, bounds and the error after removing the furthest members."""
-    weight_bound: float
-    names_outliers: bool
-    """Whether the threshold is below 1, so that a member can be an outlier."""
-    outlier_weight: float
-    """Weight of the outliers, in shares of all votes: the sum of (1 − u)α_j."""
-    undecided_kept: bool
-    """Whether pruning keeps the undecided share."""
     constant_half: float
-
-    def to_json(self) -> JsonObject:
-        """Return the figures of the statement and of the pruning beside each other."""
-        own = to_json(self)
-        return own.pop("pruning") | own  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -101,8 +83,6 @@ class Generalization(Statement):
     d: int
     k: int
     """Number of rewards in the paper's form: two more than members with an undecided share."""
-    pseudo_dimension: float
-    delta: float
     pairs: int
     """N, the number of training pairs."""
     prompts: int
@@ -111,12 +91,8 @@ class Generalization(Statement):
     bound_prompts: float
     informative_from: int
     """Smallest N at which the bound is below 1."""
-    narrow_from: int
-    """Smallest N at which the bound is below .05."""
     measured_gap: float | None
     """Held-out minus training Brier score, if the fit recorded both."""
-    fixed_features: bool
-    """False if a backbone was trained on the same votes: the theorem does not cover that."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +103,6 @@ class VoteNoise(Statement):
     """C with a 95 % interval over prompts."""
     brier: float
     brier_corrected: float
-    votes_per_pair: float
 
 
 @dataclass(frozen=True)
@@ -209,7 +184,7 @@ def certify(
         k=ensemble.k,
         undecided=ensemble.undecided,
         theorem_2=_small_size(pruning, people, guarantees.paper_size(ensemble.k, ensemble.undecided), epsilon),
-        theorem_3=_outlier_control(pruning, ensemble.weights, people),
+        theorem_3=_outlier_control(pruning, people),
         theorem_4=_generalization(ensemble, people, delta),
         lemma_1=_vote_noise(ensemble, held_out),
         held_out=_held_out(ensemble, held_out, delta),
@@ -219,16 +194,17 @@ def certify(
 def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float) -> SmallSize:
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
     size, variance = guarantees.sufficient_size(epsilon), guarantees.opinion_variance(p, n, ties)
-    known, error = not math.isnan(variance), pruning.error_before.mean
-    here = f"{size} members are enough for an error of {epsilon:g} on any votes"
-    size_here = guarantees.sufficient_size(epsilon, variance) if known else None
-    worth = variance / error if known and error > 0 else None
-    if known:
+    here, size_here = f"{size} members are enough for an error of {epsilon:g} on any votes", None
+    error, worth = pruning.error_before.mean, None
+    if known := not math.isnan(variance):
+        size_here = guarantees.sufficient_size(epsilon, variance)
+        worth = variance / error if error > 0 else None
         equal = f"equal to that of about {worth:.1f}" if worth is not None else "too low to compare with"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
             f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal} random annotators."
-            + (TWO_REWARDS if pruning.undecided_before else "")
+            + TWO_REWARDS
+            * (pruning.undecided_before > 0)
         )
     else:
         here += ". Single votes do not show how much people disagree."
@@ -242,35 +218,31 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
         sufficient_size_here=size_here,
         k=k,
         random_error=guarantees.random_ensemble_error(p, n, k, ties),
-        own_error=error if known else math.nan,
         worth_annotators=worth,
     )
 
 
-def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSet) -> OutlierControl:
+def _outlier_control(pruning: Pruning, people: PreferenceSet) -> OutlierControl:
     error_of_half = float(np.nanmean(corrected_errors(np.full(len(people), 0.5), people)))
-    possible = pruning.outlier_threshold < 1
-    listed = ", ".join(map(str, pruning.outliers_before)) or "none"
+    outliers = "impossible, because a disagreement is at most 1"
+    if pruning.outlier_threshold < 1:
+        outliers = ", ".join(map(str, pruning.outliers_before)) or "none"
     here = (
         f"At β = {pruning.beta:g} an outlier is a member with a disagreement above {pruning.outlier_threshold:.3f}: "
-        + (f"{listed}. " if possible else "impossible, because a disagreement is at most 1. ")
-        + f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
+        f"{outliers}. "
+        f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
         f"the error after pruning is at most {pruning.bound:.4f} by the theorem, and at most "
         f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
         f"{pruning.error_after.mean:z.4f}; the error of always predicting ½ is {error_of_half:z.4f}."
     )
-    kept = pruning.ensemble.undecided > 0 or pruning.undecided_before == 0
     if pruning.undecided_before:
-        here += f" The undecided share counts as a reward at distance ½ and is {'kept' if kept else 'removed'}."
+        fate = "kept" if pruning.ensemble.undecided else "removed"
+        here += f" The undecided share counts as a reward at distance ½ and is {fate}."
     return OutlierControl(
         states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
         here=here,
         informative=pruning.bound < error_of_half,
         pruning=pruning,
-        weight_bound=guarantees.outlier_weight_bound(pruning.beta),
-        names_outliers=possible,
-        outlier_weight=float((1 - pruning.undecided_before) * weights[pruning.outliers_before].sum()),
-        undecided_kept=kept,
         constant_half=error_of_half,
     )
 
@@ -280,17 +252,15 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     pairs, prompts = (data.train_pairs, data.train_prompts) if data else (len(people), len(people.prompts))
     d, k = ensemble.members.theta.shape[0], guarantees.paper_size(ensemble.k, ensemble.undecided)
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
-    start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
-    kept = ensemble.record.kept
-    gap = kept.test_brier - kept.train_brier if kept else math.nan
+    start = guarantees.samples_until_informative(d, k, delta, 1.0)
+    kept, choice = ensemble.record.kept, ensemble.record.encoders
     there = f"{bounds[0]:.4f}" if bounds[0] < 1 else "vacuous"
     here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; "
-    here += f"at N = {pairs:,} it is {there}." + (TWO_REWARDS if ensemble.undecided else "")
+    here += f"at N = {pairs:,} it is {there}." + TWO_REWARDS * (ensemble.undecided > 0)
+    gap = kept.test_brier - kept.train_brier if kept else math.nan
     if not math.isnan(gap):
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
-    choice = ensemble.record.encoders
-    tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
-    if tuned:
+    if tuned := isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen"):
         here += " The features were trained on the same votes, which the theorem does not cover."
     return Generalization(
         states="With enough independent pairs, training error is close to true error for all ensembles of this size.",
@@ -298,22 +268,17 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         informative=bounds[0] < 1 and not tuned,
         d=d,
         k=k,
-        pseudo_dimension=guarantees.pseudo_dimension_bound(d, k),
-        delta=delta,
         pairs=pairs,
         prompts=prompts,
         bound_pairs=bounds[0],
         bound_prompts=bounds[1],
         informative_from=start,
-        narrow_from=narrow,
         measured_gap=None if math.isnan(gap) else gap,
-        fixed_features=not tuned,
     )
 
 
 def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
-    people = held_out.preferences
-    share = ensemble.readings(held_out.difference)["vote"]
+    people, share = held_out.preferences, ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
     values = calibration.sampling_noise(p, n, ties)
     noise = clustered_interval(values, people.prompt_index, min_clusters=ENOUGH_CLUSTERS)
@@ -330,7 +295,6 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
         noise=noise,
         brier=plain,
         brier_corrected=calibration.brier_corrected(share, p, n, ties),
-        votes_per_pair=float(n.mean()),
     )
 
 

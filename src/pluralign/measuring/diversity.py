@@ -1,8 +1,7 @@
 """How the members rank several responses to one prompt: the diversity of their rankings, and their first choices.
 
 This follows the paper's §5, "Do the reward models capture distinct preferences?", where best-of-N choices stand in for
-tuned policies. This module decides which prompts become case studies. Members without weight are left out of all
-figures about first choices.
+tuned policies. This module decides which prompts become case studies.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
-from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
+from pluralign.ensemble.record import LeftOut, are_trained
 from pluralign.theory import kendall
 from pluralign.theory.social_choice import first_choices
 from pluralign.votes.candidates import Candidates, CandidatesLike, candidates_of, load_candidates, rows_by_prompt
@@ -89,8 +88,6 @@ class Diversity:
     near_opposites: list[MemberPair]
     vote_agreement: list[list[float]] | None
     """Share of the held-out pairs on which every two members prefer the same response; None without held-out votes."""
-    constant: list[int]
-    """Number of prompts on which each member gave all responses the same reward. Its taus leave them out."""
     prompts: int
     candidates: int
     """Number of ranked responses over all prompts."""
@@ -160,8 +157,7 @@ def diversity(
             raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
     else:
         raise UsageError("give candidates, or the folder of an ensemble: it holds the held-out votes of the fit.")
-    numbers = [int(prompt)] if prompt.isdecimal() else []
-    shown = case_studies(loaded, lists, cases, containing="" if numbers else prompt, numbers=numbers, rewards=rewards)
+    shown = case_studies(loaded, lists, rewards, cases, prompt)
     return replace(measure_diversity(loaded, rewards, held_out), cases=shown, left_out=left_out)
 
 
@@ -181,9 +177,8 @@ def measure_diversity(
     if ranked[0].shape[1] != ensemble.k:
         raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
     taus, weights = kendall.mean_tau(ranked), ensemble.weights
-    used = weights > NEGLIGIBLE_WEIGHT
-    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in ranked]
-    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in ranked]
+    distinct = [len(set(of_prompt.argmax(axis=0).tolist())) for of_prompt in ranked]
+    at_random = [kendall.expected_distinct(len(of_prompt), ensemble.k) for of_prompt in ranked]
     popular = [float(first_choices(of_prompt, weights).max()) for of_prompt in ranked]
 
     def member_pairs(pairs: list[tuple[int, int]]) -> list[MemberPair]:
@@ -200,7 +195,6 @@ def measure_diversity(
         near_copies=member_pairs(kendall.near_copies(taus.tau)),
         near_opposites=member_pairs(kendall.near_opposites(taus.tau)),
         vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
-        constant=taus.constant.tolist(),
         prompts=len(ranked),
         candidates=sum(map(len, ranked)),
         skipped=len(rewards) - len(ranked),
@@ -208,47 +202,40 @@ def measure_diversity(
 
 
 def case_studies(
-    ensemble: RewardEnsemble,
-    candidates: Sequence[Candidates],
-    n: int,
-    *,
-    rewards: Sequence[FloatArray],
-    containing: str = "",
-    numbers: Sequence[int] = (),
+    ensemble: RewardEnsemble, candidates: Sequence[Candidates], rewards: Sequence[FloatArray], n: int, prompt: str = ""
 ) -> list[CaseStudy]:
     """Return the first choices of the members on single prompts.
 
-    Without ``numbers``, prompts with the most different first choices come first, and among those the ones with the
-    lowest mean tau. If two responses have the same reward, the first one listed is chosen.
+    Prompts with the most different first choices come first, and among those the ones with the lowest mean tau. If two
+    responses have the same reward, the first one listed is chosen.
 
     Args:
         ensemble: the ensemble whose members choose.
         candidates: prompts with their responses.
-        n: number of prompts to return.
         rewards: of the members for the candidates, ``(n_responses, k)`` per prompt.
-        containing: only prompts that contain this text, ignoring case.
-        numbers: exactly these prompts, counted from 1, in this order.
+        n: number of prompts to return.
+        prompt: only prompts that contain this text, ignoring case; or the prompt with this number, counted from 1.
 
     Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
     """
-    if bad := [number for number in numbers if not 1 <= number <= len(candidates)]:
-        raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {bad[0]}.")
-    chosen = [number - 1 for number in numbers] or [p for p in range(len(candidates)) if len(rewards[p]) >= 2]
-    if containing:
-        chosen = [p for p in chosen if containing.casefold() in candidates[p].prompt_text.casefold()]
-        if not chosen:
-            raise UsageError(f"no prompt contains {containing!r}.")
+    if prompt.isdecimal():
+        if not 1 <= int(prompt) <= len(candidates):
+            raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {prompt}.")
+        chosen = [int(prompt) - 1]
+    else:
+        text = prompt.casefold()
+        chosen = [p for p, one in enumerate(candidates) if len(rewards[p]) >= 2 and text in one.prompt_text.casefold()]
+        if prompt and not chosen:
+            raise UsageError(f"no prompt contains {prompt!r}.")
     cases = [_case(p, candidates[p], rewards[p], ensemble.weights) for p in chosen]
-    if numbers:
-        return cases
     return sorted(cases, key=lambda case: (-len(case.choices), case.tau))[:n]
 
 
 def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: FloatArray) -> CaseStudy:
     members: dict[int, list[int]] = {}
-    for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
-        members.setdefault(int(rewards[:, j].argmax()), []).append(j)
+    for j, top in enumerate(rewards.argmax(axis=0).tolist()):
+        members.setdefault(top, []).append(j)
     choices = [FirstChoice(candidates.responses[top], own, float(weights[own].sum())) for top, own in members.items()]
     choices.sort(key=lambda choice: -choice.weight)
-    tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
+    tau = kendall.mean_tau([rewards]).off_diagonal
     return CaseStudy(position + 1, candidates.prompt_text, len(candidates.responses), tau, choices)

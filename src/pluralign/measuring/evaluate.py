@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +75,6 @@ class MajorityShare:
     """Mean predicted share of that side. NaN for even pairs, which have no majority."""
     expected: float
     """The value of ``predicted`` for a calibrated prediction: its mean over simulated votes that split this way."""
-    certain: float
-    """Share of the pairs with more than .9 predicted for one side."""
 
 
 def majority_shares(
@@ -89,8 +87,8 @@ def majority_shares(
 
     Example:
         >>> shares = majority_shares(np.array([.95, .95]), np.array([.6, .4]), np.array([5, 5]))
-        >>> shares["contested"].people, shares["contested"].predicted, shares["contested"].certain
-        (0.6, 0.5, 1.0)
+        >>> shares["contested"].people, shares["contested"].predicted
+        (0.6, 0.5)
     """
     random = random_stream(seed, SIMULATED_MAJORITIES)
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, by_group.SIMULATIONS))
@@ -98,9 +96,7 @@ def majority_shares(
     expected = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
     predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
     people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
-    certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
-    found = {name: (predicted[name][1], expected[name][1], certain[name][1]) for name in people}
-    return {name: MajorityShare(*people[name], *others) for name, others in found.items()}
+    return {name: MajorityShare(*people[name], predicted[name][1], expected[name][1]) for name in people}
 
 
 def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
@@ -123,11 +119,6 @@ class PredictorInfo:
     """Calls and tokens of a language model that judges as personas."""
     personas: tuple[str, ...] = ()
     """Descriptions of the members, if they are personas."""
-
-    @classmethod
-    def of(cls, predictor: Predictor, **others: Any) -> Self:
-        """Return what is said about a predictor, and other fields."""
-        return cls(**{part.name: getattr(predictor, part.name) for part in fields(PredictorInfo)}, **others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,27 +220,24 @@ def policy_level(
         if options.reference or options.betas:
             raise UsageError(f"{subject.name} has probabilities, but the policy level needs rewards.")
         return None
-    difference, weights = subject.difference, subject.weights
-
-    def share(beta: float, log_ratio: FloatArray | float) -> FloatArray:
-        prediction = calibration.policy_prob(difference, weights, beta, log_ratio)
-        return calibration.with_undecided(prediction, subject.undecided)
-
-    def row(beta: float, *shares: FloatArray) -> PolicyRow:
-        """Return the scores without the reference, and with it if there is one."""
-        p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-        scores = [(calibration.brier(one, p), calibration.brier_corrected(one, p, n, ties)) for one in shares]
-        return PolicyRow(beta, *itertools.chain(*scores))
-
-    own = [subject.temperature] if subject.temperature else []
-    grid, limit = sorted({*BETAS, *options.betas, *own}, reverse=True), [subject.readings["vote"]]
+    difference, weights, undecided = subject.difference, subject.weights, subject.undecided
     ratios: list[FloatArray | float] = [0.0]
+    limit = [subject.readings["vote"]]
     if options.reference is not None:
         ratios.append(ratio := reference_log_ratio(options.reference, preferences, progress))
         votes = np.where(difference == 0, sigmoid(ratio)[:, None], (difference > 0).astype(float))
-        limit.append(calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided))
-    rows = [row(beta, *(share(beta, log_ratio) for log_ratio in ratios)) for beta in grid]
-    return PolicyLevel(options.reference, [*rows, row(0.0, *limit)])
+        limit.append(calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided))
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    rows = []
+    for beta in sorted({*BETAS, *options.betas, *filter(None, [subject.temperature]), 0.0}, reverse=True):
+        shares = limit
+        if beta > 0:
+            read = (calibration.policy_prob(difference, weights, beta, ratio) for ratio in ratios)
+            shares = [calibration.with_undecided(share, undecided) for share in read]
+        # Without the reference, and with it if there is one.
+        scores = [(calibration.brier(share, p), calibration.brier_corrected(share, p, n, ties)) for share in shares]
+        rows.append(PolicyRow(beta, *itertools.chain(*scores)))
+    return PolicyLevel(options.reference, rows)
 
 
 def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
@@ -328,31 +316,33 @@ def evaluate(
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
         own, baselines = load(subject), {}
-    prediction = own.prob_hat
-    others = []
+    prediction, others = own.prob_hat, []
     for other in map(load, against):
         worst = worst_disagreement(other.votes, other.weights, votes.prob_a)
         readings = {key: compare(share, prediction, votes, other.k, worst) for key, share in other.readings.items()}
-        others.append(OtherPredictor.of(other, level=other.level, readings=readings))
-    figures = replace(measure(own, baselines, votes), left_out=left_out)
-    majority = majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed)
-    groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
-    insight = None
+        others.append(OtherPredictor(**_info(other), level=other.level, readings=readings))
+    figures, insight = replace(measure(own, baselines, votes), left_out=left_out), None
     if ensemble is not None and own.rewards is not None:
         insight = measure_insight(ensemble, HeldOutVotes(votes, own.rewards, left_out), figures)
+    groups, worst_group = by_group.measure_groups(prediction, votes, options.groups, seed=seed)
     return FullEvaluation(
         **vars(figures),
         insight=insight,
-        subject=PredictorInfo.of(own),
+        subject=PredictorInfo(**_info(own)),
         headline=headline(figures, ensemble.record if ensemble is not None else None, name),
         against=others,
-        majority=majority,
+        majority=majority_shares(prediction, votes.prob_a, votes.n_votes, seed=seed),
         groups=groups,
         worst_group=worst_group,
         adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),
         policy=policy_level(own, votes, options, progress),
         representation=representation,
     )
+
+
+def _info(predictor: Predictor) -> dict[str, Any]:
+    """Return what is said about a predictor, by field of ``PredictorInfo``."""
+    return {part.name: getattr(predictor, part.name) for part in fields(PredictorInfo)}
 
 
 def evaluate_held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, seed: int = 0) -> FullEvaluation:

@@ -22,7 +22,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.measuring.leans import WORDS
 from pluralign.theory import calibration
-from pluralign.theory.calibration import expected_calibration_error, strata
+from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -123,15 +123,15 @@ def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
         return None
 
 
-def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int = PROMPTS_A_TOPIC) -> Labels:
+def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
     """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by its most distinctive words.
 
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
-    starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
+    starts. There is one topic per ``PROMPTS_A_TOPIC`` prompts, and at most eight.
     """
     texts = (" ".join(turn.content for turn in Prompt(prompt).turns) for prompt in prompts)
     words = [set(_WORD.findall(text.lower())) - FUNCTION_WORDS for text in texts]
-    k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
+    k = int(np.clip(len(prompts) // PROMPTS_A_TOPIC, 1, MOST_TOPICS))
     counts = Counter(word for own in words for word in own)
     telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
@@ -196,7 +196,6 @@ class Group:
     """95 % interval over prompts of the corrected Brier score (of the plain one if all pairs have one vote)."""
     residual: Interval
     """Mean p̂ − p for the longer response in groups of length, for the predicted majority in others."""
-    calibration_error: float
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,6 @@ def measure_groups(
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
                 interval=interval_of(values, prompt),
                 residual=interval_of((side * (prob_hat - p))[rows], prompt),
-                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
             if group.prompts >= ENOUGH_CLUSTERS:

@@ -6,9 +6,11 @@ figures are saved, never a rater's id or scores.
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -71,8 +73,7 @@ class RowScores:
     """Scores of every predictor with one number of choices, one line per rater, each rater's mean over votes."""
 
     accuracy: Mapping[str, FloatArray]
-    """``prior``, ``posterior``, ``member``, ``ensemble``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``.
-    ``own``: ``(n_raters, n_variances)``."""
+    """By key of ``PREDICTORS``, ``(n_raters,)``; ``own`` is ``(n_raters, n_variances)``."""
     log_loss: Mapping[str, FloatArray]
     votes: IntArray
     """Number of predicted votes, ``(n_raters,)``."""
@@ -148,70 +149,63 @@ def score_raters(
     order = np.argsort(votes.rater, kind="stable")
     ends = np.searchsorted(votes.rater[order], np.arange(votes.n_raters + 1))
     raters = qualified_raters(votes, measured, seed)
-    rows: dict[int, list[tuple[dict[str, FloatArray], dict[str, FloatArray], int, float]]] = {}
+    rows: dict[int, list[tuple[_Scores, _Scores, int, float]]] = {}
     for done, rater in enumerate(raters.tolist()):
         own = order[ends[rater] : ends[rater + 1]]
-        found: dict[int, list[tuple[IntArray, dict[str, FloatArray], int]]] = {}
-        for m, predicted, probabilities, used in _predict_rater(predictions, votes, own, measured, choices, seed):
-            found.setdefault(m, []).append((predicted, probabilities, used))
-        for m, parts in found.items():
-            y = votes.chose_a[np.concatenate([predicted for predicted, _, _ in parts])]
-            if len(y) < MIN_VOTES:
-                continue
-            joined = {name: np.concatenate([part[name] for _, part, _ in parts]) for name in parts[0][1]}
-            accuracy = {name: vote_accuracy(p, y).mean(axis=0) for name, p in joined.items()}
-            loss = {name: vote_log_loss(p, y).mean(axis=0) for name, p in joined.items()}
-            mean_used = sum(len(predicted) * n for predicted, _, n in parts) / len(y)
-            rows.setdefault(m, []).append((accuracy, loss, len(y), mean_used))
+        for m, scores in _score_rater(predictions, votes, own, measured, choices, seed):
+            rows.setdefault(m, []).append(scores)
         if progress:
             progress(done + 1, len(raters))
-    return {
-        m: RowScores(
-            {name: _column([line[0][name] for line in lines]) for name in lines[0][0]},
-            {name: _column([line[1][name] for line in lines]) for name in lines[0][1]},
-            np.array([line[2] for line in lines], dtype=np.int64),
-            np.array([line[3] for line in lines]),
-        )
-        for m, lines in sorted(rows.items(), key=lambda row: (row[0] == ALL, row[0]))
-    }
+    found = {}
+    for m in sorted(rows, key=lambda m: (m == ALL, m)):
+        accuracy, loss, counts, used = zip(*rows[m], strict=True)
+        found[m] = RowScores(_stacked(accuracy), _stacked(loss), np.array(counts, dtype=np.int64), np.array(used))
+    return found
 
 
-def _column(lines: list[FloatArray]) -> FloatArray:
-    """Return one line per rater; a predictor with a single prediction gets a vector."""
-    stacked = np.stack(lines)
-    return stacked[:, 0] if stacked.shape[1] == 1 else stacked
+_Scores: TypeAlias = dict[str, FloatArray]
 
 
-def _predict_rater(
+def _stacked(lines: Sequence[_Scores]) -> _Scores:
+    return {name: np.stack([line[name] for line in lines]) for name in lines[0]}
+
+
+def _score_rater(
     predictions: PairPredictions, votes: RaterVotes, own: IntArray, measured: Mask, choices: Sequence[int], seed: int
-) -> Iterator[tuple[int, IntArray, dict[str, FloatArray], int]]:
-    """Yield (m, predicted votes, probabilities by predictor, choices used) for each part of a rater's prompts."""
+) -> Iterator[tuple[int, tuple[_Scores, _Scores, int, float]]]:
+    """Yield (m, accuracy and log loss by predictor, predicted votes, mean number of choices) of one rater."""
     prompt, pair, y = votes.prompt[own], votes.pair[own], votes.chose_a[own]
     random = random_stream(seed, RATER_CHOICES, int(votes.rater[own[0]]))
     prompts = random.permutation(np.unique(prompt[measured[prompt]]))
     differences = predictions.pairs.rows(pair.astype(np.int64)).astype(np.float64)
     gram = differences @ differences.T
     log_likelihood = choice_log_likelihood(predictions.chance[pair], y, 1 - y)
-    for part in np.array_split(prompts, min(FOLDS, len(prompts))):
-        is_predicted = np.isin(prompt, part)
-        predicted, pool = np.flatnonzero(is_predicted), random.permutation(np.flatnonzero(~is_predicted))
-        for m in (*choices, ALL):
-            if m > len(pool) or (m == ALL and not len(pool)):
-                continue
-            chosen = pool if m == ALL else pool[:m]
+    inside = [np.isin(prompt, part) for part in np.array_split(prompts, min(FOLDS, len(prompts)))]
+    parts = [(np.flatnonzero(part), random.permutation(np.flatnonzero(~part))) for part in inside]
+    for m in (*choices, ALL):
+        enough = [(rows, pool if m == ALL else pool[:m]) for rows, pool in parts if len(pool) >= (m if m >= 0 else 1)]
+        predicted = np.concatenate([rows for rows, _ in enough]) if enough else np.empty(0, dtype=np.int64)
+        if len(predicted) < MIN_VOTES:
+            continue
+        by_part: dict[str, list[FloatArray]] = defaultdict(list)
+        for rows, chosen in enough:
             posterior = person_posterior(log_likelihood[chosen], predictions.prior)
-            chance = predictions.chance[pair[predicted]]
-            of_members, few = predictions.vote[pair[predicted]], chosen[:MAX_OWN_CHOICES]
+            chance, few = predictions.chance[pair[rows]], chosen[:MAX_OWN_CHOICES]
+            of_members = predictions.vote[pair[rows]]
             dual = fit_rater_reward(gram[np.ix_(few, few)], y[few], VARIANCES)
-            yield m, own[predicted], {
-                "ensemble": (of_members @ predictions.weights)[:, None],
-                "prior": predicted_choice(chance, predictions.prior)[:, None],
-                "posterior": predicted_choice(chance, posterior)[:, None],
-                "member": of_members[:, [int(posterior[:-1].sum(axis=1).argmax())]],
-                "soft_bt": predictions.soft_bt[pair[predicted]][:, None],
-                "members": of_members,
-                "own": sigmoid(gram[np.ix_(predicted, few)] @ dual.T),
-            }, len(chosen)  # fmt: skip
+            by_part["ensemble"].append((of_members @ predictions.weights)[:, None])
+            by_part["prior"].append(predicted_choice(chance, predictions.prior)[:, None])
+            by_part["posterior"].append(predicted_choice(chance, posterior)[:, None])
+            by_part["member"].append(of_members[:, [int(posterior[:-1].sum(axis=1).argmax())]])
+            by_part["soft_bt"].append(predictions.soft_bt[pair[rows]][:, None])
+            by_part["hindsight"].append(of_members)
+            by_part["own"].append(sigmoid(gram[np.ix_(rows, few)] @ dual.T))
+        joined = {name: np.concatenate(found) for name, found in by_part.items()}
+        accuracy = {name: np.squeeze(vote_accuracy(p, y[predicted]).mean(axis=0)) for name, p in joined.items()}
+        loss = {name: np.squeeze(vote_log_loss(p, y[predicted]).mean(axis=0)) for name, p in joined.items()}
+        accuracy["hindsight"], loss["hindsight"] = accuracy["hindsight"].max(), loss["hindsight"].min()
+        mean_used = sum(len(rows) * len(chosen) for rows, chosen in enough) / len(predicted)
+        yield m, (accuracy, loss, len(predicted), mean_used)
 
 
 MIN_RATERS = 10
@@ -356,8 +350,6 @@ def represent(
 def summarise(m: int, row: RowScores, seed: int = 0) -> RepresentationRow:
     """Average the scores of one row over raters, with intervals and differences from soft BT."""
     accuracy, log_loss = dict(row.accuracy), dict(row.log_loss)
-    accuracy["hindsight"] = accuracy.pop("members").reshape(len(row.votes), -1).max(axis=1)
-    log_loss["hindsight"] = log_loss.pop("members").reshape(len(row.votes), -1).min(axis=1)
     chosen = chosen_variances(log_loss["own"], seed)
     accuracy["own"] = accuracy["own"][np.arange(len(chosen)), chosen]
     log_loss["own"] = log_loss["own"][np.arange(len(chosen)), chosen]

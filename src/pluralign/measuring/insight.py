@@ -6,27 +6,27 @@ which votes would show voices. Names and claims are those of ``cards``.
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.text import counted, one_line, printable, shortened
+from pluralign.core.text import counted, printable
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation, voices_sentence
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Insight, Voice
-from pluralign.measuring.cards import Profile, member_profiles
-from pluralign.measuring.leans import SignedVotes, content_words, sample_prompts
-from pluralign.measuring.views import distinctness
+from pluralign.measuring.cards import QUOTE, Profile, member_profiles, quoted, quotes_of
+from pluralign.measuring.leans import SignedVotes, sample_prompts
+from pluralign.measuring.views import SENTENCE
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Prompt
 
-QUOTE, QUESTION = 54, 50
-"""Maximum length of a quote and of a question."""
+QUESTION = 90
+"""Maximum length of a question."""
 QUESTIONS = 4
 """Number of questions, and of traits that unite people, at most."""
 TYPICAL_PAIRS = 10.0
@@ -35,7 +35,6 @@ MOST, ENOUGH_VOTES = 0.8, 4
 """Share of people who agree on a pair, and how many votes show it."""
 NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 COLLECT = "docs/how-to/collect.md"
-_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 
 
 def measure_insight(
@@ -71,12 +70,12 @@ def measure_insight(
         follow = "of the votes follow no voice and are predicted to split evenly"
         unites = f"{ensemble.undecided:.0%} {follow}. {unites}"
     return Insight(
-        title=titles.get(evidence, f"{votes.capitalize()}: whether they hold distinct voices is unknown"),
+        title=titles.get(evidence, votes.capitalize()),
         evidence=evidence,
         sentence=voices_sentence(evaluation),
-        voices=[_voice(card, sample, ensemble.weights) for card in cards] if clear else [],
+        voices=[Voice(one.member, one.weight, one.name, one.wants, one.example) for one in cards] if clear else [],
         unites=unites,
-        example=" over ".join(_quotes(sample, *row)) if row else "",
+        example=" over ".join(quotes_of(sample, *row)) if row else "",
         divides=_questions(sample, sample.prob_hat(ensemble)),
         trust=trust_sentence(evaluation, held_out.prob_hat(ensemble), held_out.preferences.prob_a),
         advice="" if clear else _advice(evaluation),
@@ -92,48 +91,6 @@ def with_insight(
     found = measure_insight(ensemble, held_out, evaluation, profiles)
     insight = found if texts else found.without_texts()
     return replace(ensemble, record=replace(ensemble.record, insight=insight))
-
-
-# --- voices -----------------------------------------------------------------------------------------------------------
-
-
-def _voice(card: Profile, sample: HeldOutVotes, weights: FloatArray) -> Voice:
-    """Return a member with a pair that it alone, or with few others, decides as it does."""
-    j, (margin, with_it, clarity) = card.member, distinctness(sample, weights, card.member)
-    alone = with_it <= weights[j] + 1e-9
-    chosen = np.where(alone & (clarity > 0), clarity, 0.0) if (clarity[alone] > 0).any() else clarity
-    row, example = int(chosen.argmax()), ""
-    if chosen[row] > 0:
-        preferred, rejected = _quotes(sample, row, bool(margin[row] > 0))
-        who = "alone" if alone[row] else "unlike most"
-        example = f"{who} prefers {preferred}; {who} rejects {rejected}"
-    return Voice(j, card.weight, card.name, card.wants, example)
-
-
-def _quotes(sample: HeldOutVotes, row: int, a_first: bool) -> tuple[str, str]:
-    """Return the sentences in which the responses of a pair differ most, in quotes, the preferred one first."""
-    votes = sample.preferences
-    texts = [printable(str(votes.responses[side[row]])) for side in (votes.a_index, votes.b_index)]
-    first, second = texts if a_first else texts[::-1]
-    return _telling(first, second), _telling(second, first)
-
-
-def _telling(text: str, other: str) -> str:
-    """Return the sentence of a text with the largest share of words that the other text does not have.
-
-    Example:
-        >>> _telling("I agree with this. Cycle lanes cost too much.", "I agree with this. More parks, please.")
-        '“Cycle lanes cost too much.”'
-    """
-    known = content_words(other)
-
-    def own(sentence: str) -> float:
-        words = content_words(sentence)
-        return len(words - known) / (len(words) + 2)
-
-    found = (one_line(sentence.lstrip("-*• \n\t"), 10 * QUOTE) for sentence in _SENTENCE.findall(text))
-    sentences = [sentence for sentence in found if sentence]
-    return f"“{shortened(max(sentences, key=own, default=''), QUOTE)}”"
 
 
 # --- what unites and divides ------------------------------------------------------------------------------------------
@@ -154,7 +111,7 @@ def _agreement(sample: HeldOutVotes, signed: SignedVotes, clear: bool) -> tuple[
         share = np.mean(side[n >= ENOUGH_VOTES] != 0)
         parts.append(f"At least {MOST:.0%} of people agree on {share:.0%} of the pairs.")
     if liked := [f"{phrase} ({(1 + lean) / 2:.0%})" for phrase, lean in signed.trait_leans()[1][:QUESTIONS]]:
-        parts.append(f"People prefer {', '.join(liked)}.")
+        parts.append(f"People prefer {', '.join(liked)} where answers differ in this.")
     return " ".join(parts), (row, bool(agreed[row] > 0)) if agreed[row] else None
 
 
@@ -173,9 +130,24 @@ def _questions(sample: HeldOutVotes, prob_hat: FloatArray) -> str:
     order = np.argsort(-(total + typical * split.mean()) / (pairs + typical), kind="stable")
     if len(order) < 2 * QUESTIONS:
         return ""
-    texts = (one_line(printable(Prompt(votes.prompts[prompt]).text), 10 * QUESTION) for prompt in order)
-    names = dict.fromkeys(f"“{shortened(text, QUESTION)}”" for text in texts)  # prompts can begin alike
-    return "; ".join(list(names)[:QUESTIONS])
+    texts = [printable(Prompt(prompt).text) for prompt in votes.prompts]
+    common = Counter(sentence for text in texts for sentence in set(SENTENCE.findall(text)))
+    names: dict[str, None] = {}  # prompts can begin alike
+    for prompt in order:
+        if len(names) < QUESTIONS:
+            names[_question(texts[prompt], common)] = None
+    return "; ".join(names)
+
+
+def _question(text: str, common: Mapping[str, int]) -> str:
+    """Return the last question of a prompt that no other prompt asks, in quotes; its start if there is none.
+
+    Example:
+        >>> _question("It is late. Should school meals be free for all? What do you think?", {" What do you think?": 2})
+        '“Should school meals be free for all?”'
+    """
+    asked = [one for one in SENTENCE.findall(text) if one.endswith("?") and common.get(one, 1) == 1]
+    return quoted(asked[-1] if asked else text, QUESTION)
 
 
 # --- trust and advice -------------------------------------------------------------------------------------------------

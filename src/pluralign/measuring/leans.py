@@ -50,7 +50,7 @@ class Trait:
     less: str
     """Completes "prefers …" for a member that prefers less of it."""
     aspect: str
-    """Completes "less about …", the name of a member that it matters less to."""
+    """Completes "less for …" or "open to …", the name of a member that it matters less to."""
     definition: str
     """How it is counted, in one sentence."""
     unit: str
@@ -71,6 +71,8 @@ _VOWELS = re.compile(r"[aeiouyäöüéèà]+")
 _CONTRACTION = re.compile(
     r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
 )
+SENTIMENT_PIECE = 2_000
+"""Characters whose sentiment is scored together."""
 _FIRST_WORD = re.compile(r"(?:^|[.!?…:]\s+|^\s*(?:[-*•]|\d+[.)])\s+)([^\W\d_]+)", re.MULTILINE)
 
 
@@ -137,7 +139,7 @@ def _count(prompt: str, response: str) -> dict[str, float]:
     shouted = len(_CONTRACTION.findall(response)) + response.count("!")
     return rate | {
         "directives": rate["directives"] + commands / n,
-        "sentiment": vader.polarity_scores(response)["compound"] if (vader := _vader()) else math.nan,
+        "sentiment": _sentiment(response),
         "formality": rate["formal"] - rate["informal"] - shouted / n,
         "concreteness": sum(map(bool, _NUMBER.findall(response))) / n + rate["examples"],
         "syllables": sum(_syllables(word) for word in words) / n,
@@ -158,6 +160,13 @@ def _syllables(word: str) -> int:
     return max(groups - silent, 1)
 
 
+def _sentiment(text: str) -> float:
+    """Return the mean sentiment of pieces of a text, because VADER takes quadratic time; NaN without its package."""
+    pieces = [text[start : start + SENTIMENT_PIECE] for start in range(0, max(len(text), 1), SENTIMENT_PIECE)]
+    vader = _vader()
+    return float(np.mean([vader.polarity_scores(piece)["compound"] for piece in pieces])) if vader else math.nan
+
+
 @cache
 def _vader() -> Any:
     """Return the sentiment analyzer; None if its package is not installed."""
@@ -167,23 +176,7 @@ def _vader() -> Any:
         install = "the package vaderSentiment is not installed (run  pip install 'pluralign[report]')"
         logger.warning("member cards leave out the tone of responses: %s.", install)
         return None
-
-    class LinearTimeAnalyzer(SentimentIntensityAnalyzer):  # type: ignore[misc]
-        """VADER with the same results in linear instead of quadratic time.
-
-        For each word with a sentiment, two checks of VADER lower-case the whole text and then use at most three words
-        before and two after. They get only these words here.
-        """
-
-        def _negation_check(self, valence: float, words: list[str], back: int, i: int) -> Any:
-            first = max(i - 3, 0)
-            return super()._negation_check(valence, words[first : i + 1], back, i - first)
-
-        def _special_idioms_check(self, valence: float, words: list[str], i: int) -> Any:
-            first = max(i - 3, 0)
-            return super()._special_idioms_check(valence, words[first : i + 3], i - first)
-
-    return LinearTimeAnalyzer()
+    return SentimentIntensityAnalyzer()
 
 
 SIGNIFICANCE = 0.05

@@ -19,6 +19,7 @@ from pluralign.core.random_streams import EVALUATION_FOLDS, PERSONA_PROMPTS, ran
 from pluralign.core.text import counted, one_line, printable, shortened
 from pluralign.core.types import Progress
 from pluralign.learning.measure import FOLDS, Predictor
+from pluralign.measuring.leans import WORDS
 from pluralign.text.judge import JudgeModel, Question, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
@@ -36,14 +37,7 @@ ATTEMPTS = 3
 WRITING = SamplingOptions(temperature=0.8, top_p=0.95, max_new_tokens=800)
 _CERTAIN = 1e-4
 """Probabilities of the judge are kept this far from 0 and 1, so that their log-odds are finite."""
-_KEYS = ("persona", "description", "text")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
-
-REQUEST = """Questions like these are answered by many people who disagree:
-{prompts}
-
-Describe {count} different people whose views differ from each other. Write one sentence per person, each on its own \
-line, with what the person values and which answers the person likes. Write only these {count} lines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +93,9 @@ def _persona(line: str, path: str, row: int) -> str:
     text: object = line
     if line.lstrip().startswith("{"):
         try:
-            record = json.loads(line)
+            text = json.loads(line).get("persona")
         except ValueError:
             raise DataError("the line is not JSON", file=path, row=row, remedy="correct it") from None
-        text = next((record[key] for key in _KEYS if record.get(key)), None)
     if not isinstance(text, str) or not text.strip():
         raise DataError("the line has no persona", file=path, row=row, remedy='write {"persona": "…"} or plain text')
     return shortened(one_line(printable(text), MAX_CHARACTERS), MAX_CHARACTERS)
@@ -118,7 +111,7 @@ def write_personas(model: JudgeModel, count: int, prompts: Sequence[str], seed: 
     listed = "\n".join(f"- {shortened(one_line(prompts[i], 300), 300)}" for i in chosen)
     found: dict[str, None] = {}
     for attempt in range(ATTEMPTS):
-        request = REQUEST.format(prompts=listed, count=count)
+        request = WORDS["requests"]["personas"].format(prompts=listed, count=count)
         (written,) = model.sample(request, 1, WRITING, seed + attempt)
         lines = (_BULLET.sub("", printable(line)).strip() for line in written.text.splitlines())
         found |= dict.fromkeys(shortened(line, MAX_CHARACTERS) for line in lines if len(line.split()) >= 3)

@@ -53,8 +53,6 @@ class Pruning:
     """d(V_j, p̂) of each original member."""
     epsilon: float
     """Calibration error before pruning: the corrected Brier score of the votes, or 0 if that is negative."""
-    epsilon_clipped: bool
-    """Whether the corrected Brier score was negative."""
     bound: float
     """(√ε + 1/(β−1))²: the guarantee of Theorem 3."""
     shift: float
@@ -68,12 +66,10 @@ class Pruning:
     """After minus before, pair by pair. Above zero, pruning increased the error."""
     disagreements: list[float]
     """Φ of each original member."""
-    least_disagreement: float
-    """mean min(p, 1 − p), a lower bound on Φ_min. With it every outlier is flagged, and possibly more."""
     outlier_threshold: float
-    """β·Φ_min + (β+1)√ε. At 1 or more no member can be an outlier."""
+    """β·Φ_min + (β+1)√ε, with the lower bound mean min(p, 1 − p) on Φ_min: every outlier is flagged, possibly more.
+    At 1 or more no member can be an outlier."""
     outliers_before: list[int]
-    outliers_after: list[int]
 
     def to_json(self) -> JsonObject:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
@@ -172,8 +168,7 @@ def plan_pruning(
     before = ensemble.readings(held_out.difference)["vote"]
     after = pruned.readings(rest.difference)["vote"]
     errors = [corrected_errors(share, people) for share in (before, after)]
-    measured = float(np.nanmean(errors[0]))
-    epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
+    epsilon, shift = max(0.0, float(np.nanmean(errors[0]))), math.sqrt(float(np.mean((after - before) ** 2)))
     phi = np.asarray(calibration.disagreement(held_out.votes, people.prob_a))
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
     outlier = calibration.outliers(phi, beta, (beta + 1) * math.sqrt(epsilon), least)
@@ -188,7 +183,6 @@ def plan_pruning(
         undecided_before=undecided,
         distances=guarantees.distances_to_ensemble(held_out.votes, weights, undecided).tolist(),
         epsilon=epsilon,
-        epsilon_clipped=measured < 0,
         bound=guarantees.pruning_bound(epsilon, beta),
         shift=shift,
         bound_after_shift=guarantees.shifted_bound(epsilon, shift),
@@ -196,10 +190,8 @@ def plan_pruning(
         error_after=clustered_interval(errors[1], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         difference=paired_difference(errors[1], errors[0], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         disagreements=phi.tolist(),
-        least_disagreement=least,
         outlier_threshold=guarantees.outlier_threshold(beta, epsilon, least),
         outliers_before=np.flatnonzero(outlier).tolist(),
-        outliers_after=kept[outlier[kept]].tolist(),
     )
 
 

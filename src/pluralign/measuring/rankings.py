@@ -173,16 +173,11 @@ def _read_pair(entry: Any, m: int) -> tuple[int, int, float]:
     if not isinstance(entry, list) or len(entry) != 4 or any(type(part) not in (int, float) for part in entry):
         raise ValueError("it must be a list of four numbers; write [i, j, votes_i, votes_j]")
     i, j, votes_i, votes_j = entry
-    for index in (i, j):
-        if not isinstance(index, int) or not 0 <= index < m:
-            raise ValueError(f"there is no alternative {index}; use indices from 0 to {m - 1}")
-    if i == j:
-        raise ValueError(f"alternative {i} is compared with itself; remove the entry")
-    for votes in (votes_i, votes_j):
-        if not 0 <= votes < 2**53:
-            raise ValueError(f"{_short(votes)} is not a number of votes; give the votes on each side, 0 or more")
-    if not votes_i + votes_j > 0:
-        raise ValueError("it has no votes; remove the entry")
+    if not (isinstance(i, int) and isinstance(j, int) and 0 <= min(i, j) < max(i, j) < m):
+        raise ValueError(f"{i} and {j} are no two alternatives; use two different indices from 0 to {m - 1}")
+    if not (0 <= min(votes_i, votes_j) <= max(votes_i, votes_j) < 2**53 and votes_i + votes_j > 0):
+        votes = f"{_short(votes_i)} and {_short(votes_j)}"
+        raise ValueError(f"{votes} are no numbers of votes; give the votes on each side, 0 or more but not both 0")
     return i, j, votes_i / (votes_i + votes_j)
 
 

@@ -80,8 +80,8 @@ class ReportOptions:
     """Responses to rank for diversity and case studies (default: the responses of the held-out prompts)."""
     cases: int = 4
     """Number of case studies."""
-    containing: str = ""
-    """Restrict case studies to prompts with this text."""
+    prompt: str = ""
+    """Restrict case studies to prompts with this text, or to the prompt with this number."""
     groupings: Sequence[str] = DEFAULT_GROUPINGS
     """How to group pairs: ``length``, ``topic`` or columns of the votes."""
     seed: int = 0
@@ -119,8 +119,7 @@ def collect_report_data(
     people, share = held_out.preferences, held_out.prob_hat(ensemble)
     groups, worst = measure_groups(share, people, options.groupings, seed=options.seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
-    containing = options.containing if ranked else ""
-    cases = spread.case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=containing)
+    prompt = options.prompt if ranked else ""
     return ReportData(
         record=record,
         votes=inspect(people),
@@ -131,6 +130,6 @@ def collect_report_data(
         best_of_n=best_of_n(rewards),
         profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
         certificate=certify(ensemble, held_out),
-        cases=cases,
+        cases=spread.case_studies(ensemble, candidates, rewards, options.cases, prompt),
         representation=representation,
     )

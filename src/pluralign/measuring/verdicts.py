@@ -40,29 +40,29 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
         k: number of members, for a cross-validation, which lists none (default: the number of members listed).
     """
     full = evaluation if isinstance(evaluation, FullEvaluation) else None
-    kind = full.subject.kind if full else "ensemble"
-    name = "ensemble" if full is None or kind == "ensemble" else full.subject.name
+    kind, name = (full.subject.kind, full.subject.name) if full else ("ensemble", "")
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = []
     for level, own in evaluation.levels.items():
-        label, judged = _row_name(kind, name, level), level == evaluation.level
-        interval = None if math.isnan(own.interval.low) else own.interval
+        label = _row_name(kind, "ensemble" if kind == "ensemble" else name, level)
+        judged, interval = level == evaluation.level, _if_known(own.interval)
         rows.append(
             Prediction(**own.scores, name=label, k=k, worst=worst, interval=interval, difference=None, judged=judged)
         )
-    baselines = dict(evaluation.baselines)
-    if not floor_is_compared(evaluation):
-        baselines.pop("floor", None)
-    others = [(BASELINE_NAMES.get(key, key), other) for key, other in baselines.items()]
+    left_out = () if floor_is_compared(evaluation) else ("floor",)
+    others = [(BASELINE_NAMES.get(key, key), one) for key, one in evaluation.baselines.items() if key not in left_out]
     for one in full.against if full else []:
         others += [(_row_name(one.kind, one.name, reading), other) for reading, other in one.readings.items()]
     for label, other in others:
-        gap = None if math.isnan(other.difference.low) else other.difference
-        worst = other.worst_disagreement
+        gap, worst = _if_known(other.difference), other.worst_disagreement
         rows.append(
             Prediction(**other.scores, name=label, k=other.k, worst=worst, interval=None, difference=gap, judged=False)
         )
     return sorted(rows, key=lambda row: row.brier)
+
+
+def _if_known(interval: Interval) -> Interval | None:
+    return None if math.isnan(interval.low) else interval
 
 
 def floor_is_compared(evaluation: Evaluation) -> bool:
@@ -102,10 +102,6 @@ class Verdict:
     text: str
 
 
-def _from_to(gap: Interval) -> str:
-    return f"{gap.low:+z.4f} to {gap.high:+z.4f}".replace("-", "−")
-
-
 # --- The measure of representation in sentences: whether choices help, the comparison with soft BT, and caveats.
 
 
@@ -123,21 +119,21 @@ def representation_verdicts(found: Representation) -> Iterator[Verdict]:
     if row is None or math.isnan(row.log_loss_gain.low):
         yield Verdict("level", f"Fewer than {MIN_RATERS} raters have enough votes, so no interval is given.")
         return
-    ours, soft_bt, before = (row.predictors[name] for name in ("posterior", "soft_bt", "prior"))
-    gain, gap = row.log_loss_gain, ours.log_loss_difference
     subject = "All choices of a rater" if row.choices is None else f"{row.choices} choices by a rater"
-    text = (
-        f"{subject} {_GAIN[standing(gain)]} the predictions of the rater's other votes: log loss "
-        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {_from_to(gain)} "
-        f"(95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
+    ours = row.predictors["posterior"]
+    gain, gap = row.log_loss_gain, ours.log_loss_difference
+    claims = (
+        (f"{subject} {_GAIN[standing(gain)]} the predictions of the rater's other votes", gain, "prior", " before"),
+        (f"{WORDS[standing(gap)]} one soft BT reward after these choices", gap, "soft_bt", ""),
     )
-    yield Verdict(KINDS[standing(gain)], text)
-    text = (
-        f"{WORDS[standing(gap)]} one soft BT reward after these choices: log loss {ours.log_loss.mean:.4f} against "
-        f"{soft_bt.log_loss.mean:.4f}, difference {_from_to(gap)} (95 %); accuracy {ours.accuracy.mean:.1%} against "
-        f"{soft_bt.accuracy.mean:.1%}."
-    )
-    yield Verdict(KINDS[standing(gap)], text)
+    for claim, difference, name, when in claims:
+        other = row.predictors[name]
+        text = (
+            f"{claim}: log loss {ours.log_loss.mean:.4f} against {other.log_loss.mean:.4f}{when}, difference "
+            f"{difference.low:+z.4f} to {difference.high:+z.4f} (95 %); accuracy {ours.accuracy.mean:.1%} against "
+            f"{other.accuracy.mean:.1%}{when}."
+        )
+        yield Verdict(KINDS[standing(difference)], text.replace("-", "−"))
 
 
 def representation_notes(found: Representation) -> Iterator[str]:

@@ -5,7 +5,7 @@ halves. Each half proposes views, and only the other half tests them: effect siz
 did not choose the phrases. There are two kinds of views:
 
 - a *phrase*: the member prefers (or rejects) responses that have it;
-- a *position*: within a topic, the member prefers responses with some phrases over responses with others. The phrases
+- a *position*: the member prefers responses with some phrases over responses with others. The phrases
   are tested together, so they may be too rare to be tested one by one.
 
 This module decides which views are proposed and which survive. A view survives if the relative lean (``leans``) has the
@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
+from pluralign.measuring.groups import presence
 from pluralign.measuring.leans import (
     DISLIKES_WORD,
     LIKES_WORD,
@@ -52,7 +53,7 @@ EXCERPT_LENGTH = 180
 
 _BREAK = re.compile(r"[.!?;:,()\[\]{}\"“”„«»\n\r\t…–—*#|/<>]+")
 _TOKEN = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
-_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 _NOT_A_VIEW = frozenset((WORDS["function_words"] + WORDS["no_view"]).split())
 
 
@@ -110,7 +111,7 @@ def phrase_table(texts: Sequence[str], a: IndexArray, b: IndexArray, *, min_text
     return PhraseTable(phrases, difference)
 
 
-def excerpt(text: str, phrases: Sequence[str]) -> str:
+def excerpt(text: str, phrases: Sequence[str], length: int = EXCERPT_LENGTH) -> str:
     """Return the first sentence of a text that has one of the phrases, shortened around it; empty if none has.
 
     Example:
@@ -118,13 +119,13 @@ def excerpt(text: str, phrases: Sequence[str]) -> str:
         'We need clean air in town!'
     """
     pattern = re.compile("|".join(_pattern(phrase) for phrase in phrases), re.IGNORECASE)
-    for sentence in _SENTENCE.findall(text):
+    for sentence in map(str.strip, SENTENCE.findall(text)):
         if found := pattern.search(sentence):
-            sentence, before = sentence.strip(), len(sentence) - len(sentence.lstrip())
-            start = max(found.start() - before - EXCERPT_LENGTH // 2, 0)
-            if start and len(sentence) > EXCERPT_LENGTH:
-                return "…" + shortened(sentence[start:], EXCERPT_LENGTH - 1)
-            return shortened(sentence, EXCERPT_LENGTH)
+            start = found.start() - length // 2
+            if start > 0 and len(sentence) > length:
+                start = max(sentence.find(" ", start, found.start()) + 1, start)  # at a word
+                return "…" + shortened(sentence[start:], length - 1)
+            return shortened(sentence, length)
     return ""
 
 
@@ -141,8 +142,6 @@ POSITION_PHRASES = 5
 """Phrases on each side of a position."""
 MIN_PROMPTS = 5
 """Prompts of the proposing half that must differ in a phrase of a position."""
-PROMPTS_A_TOPIC = 3 * ENOUGH_CLUSTERS
-"""Prompts per topic: enough that each half can test a position."""
 QUOTES = 2
 PROMPT_LENGTH = 300
 """Maximum length of the prompt beside a quote."""
@@ -165,8 +164,6 @@ class Quote:
 class View:
     """A claim that a member prefers responses with some phrases to responses with others."""
 
-    topic: str
-    """Words of the topic that it is about; empty for all prompts."""
     prefers: tuple[str, ...]
     """Phrases of the responses that it prefers, the clearest first."""
     rejects: tuple[str, ...]
@@ -182,12 +179,12 @@ class View:
 
     @property
     def title(self) -> str:
-        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"; topics are named first."""
+        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"."""
         liked, disliked = (", ".join(f"“{phrase}”" for phrase in side) for side in (self.prefers, self.rejects))
         claim = f"prefers {liked}" if liked else f"rejects {disliked}"
         if liked and disliked:
             claim += f" to {disliked}"
-        return f"On {self.topic}: {claim}" if self.topic else claim[0].upper() + claim[1:]
+        return claim[0].upper() + claim[1:]
 
     @property
     def evidence(self) -> str:
@@ -209,7 +206,7 @@ class Views:
     phrases: tuple[View, ...] = ()
     """Views of one phrase, the clearest first."""
     positions: tuple[View, ...] = ()
-    """Views of several phrases: over all prompts, then by topic."""
+    """Views of several phrases."""
     proposed: int = 0
     """Number of views that were tested, both kinds."""
 
@@ -219,7 +216,6 @@ class _Proposal:
     """A view to test: signs of phrases by column, on the pairs of the testing half."""
 
     member: int
-    topic: str
     signs: dict[int, float]
     testing: Mask
 
@@ -231,26 +227,13 @@ def find_views(votes: SignedVotes) -> list[Views]:
     if k < 2 or min(len(np.unique(votes.prompt_index[half == side])) for side in (0, 1)) < ENOUGH_CLUSTERS:
         return [Views()] * k
     table = _table_of(votes, min_texts=2 * MIN_PROMPTS)
-    topic = topics(people.prompts.tolist(), prompts_a_topic=PROMPTS_A_TOPIC)[votes.prompt_index]
-    proposals: list[_Proposal] = []
-    for side in (0, 1):
-        proposals += _propose(votes, table, half == side, half != side, "")
-        for name in dict.fromkeys(topic.tolist()):
-            if name != ALL_PROMPTS:
-                about = topic == name
-                proposals += _propose(votes, table, (half == side) & about, (half != side) & about, name)
+    proposals = [one for side in (0, 1) for one in _propose(votes, table, half == side, half != side)]
     phrases, positions = (
         _survivors([one for one in proposals if (len(one.signs) > 1) == several], votes, table)
         for several in (False, True)
     )
-    return [
-        Views(
-            tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
-            tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
-            sum(one.member == j for one in proposals),
-        )
-        for j in range(k)
-    ]
+    counts = np.bincount([one.member for one in proposals], minlength=k)
+    return [Views(*of_member) for of_member in zip(phrases, positions, counts.tolist(), strict=True)]
 
 
 def telling_phrases(votes: SignedVotes) -> list[tuple[list[str], list[str]]]:
@@ -325,25 +308,22 @@ def _prompts_of_phrases(votes: SignedVotes, table: PhraseTable, pairs: Mask) -> 
     return np.asarray((differs > 0).sum(axis=0), dtype=np.int64).ravel()
 
 
-def _propose(votes: SignedVotes, table: PhraseTable, proposing: Mask, testing: Mask, topic: str) -> Iterator[_Proposal]:
-    """Yield the phrases of each member, if the topic is all prompts, and its position."""
-    if len(np.unique(votes.prompt_index[testing])) < ENOUGH_CLUSTERS or not proposing.any():
-        return
+def _propose(votes: SignedVotes, table: PhraseTable, proposing: Mask, testing: Mask) -> Iterator[_Proposal]:
+    """Yield the phrases of each member, and its position."""
     scores, enough = _score_phrases(votes, table, proposing), ENOUGH_CLUSTERS
     # How often a phrase occurs does not depend on votes, so the testing half may be asked for it.
     usable = (scores.prompts >= 2 * MIN_PROMPTS) & (_prompts_of_phrases(votes, table, testing) >= enough)
     for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
-        if not topic:
-            clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
-            for column in _distinct(np.abs(z), clear, table.phrases, PHRASES_PROPOSED):
-                yield _Proposal(j, "", {column: float(np.sign(z[column]))}, testing)
+        clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
+        for column in _distinct(np.abs(z), clear, table.phrases, PHRASES_PROPOSED):
+            yield _Proposal(j, {column: float(np.sign(z[column]))}, testing)
         signs = {}
         for sign in (1.0, -1.0):
             clear = (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0)
             for column in _distinct(np.abs(z), clear, table.phrases, POSITION_PHRASES):
                 signs[column] = sign
         if len(set(signs.values())) == 2:
-            yield _Proposal(j, topic, signs, testing)
+            yield _Proposal(j, signs, testing)
 
 
 def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count: int) -> list[int]:
@@ -361,8 +341,8 @@ def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[list[View]]:
-    """Return the proposals that survive, by member; a phrase, or the position on a topic, at most once per member."""
+def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: PhraseTable) -> list[tuple[View, ...]]:
+    """Return the proposals that survive, by member, the clearest first; a phrase, or a position, at most once."""
     survivors: list[dict[object, View]] = [{} for _ in votes.weights]
     contrasts = [_contrast(one, table) for one in proposals]
     fits, k = [votes.fitted(contrast) for contrast in contrasts], len(votes.weights)
@@ -374,9 +354,9 @@ def _survivors(proposals: Sequence[_Proposal], votes: SignedVotes, table: Phrase
     for one, contrast, fit in zip(proposals, contrasts, fits, strict=True):
         lean = votes.leans(contrast, fit, threshold)[one.member]
         if lean.claim:
-            key = one.topic if len(one.signs) > 1 else next(iter(one.signs))
+            key = "" if len(one.signs) > 1 else next(iter(one.signs))
             survivors[one.member].setdefault(key, _view(one, contrast, lean, votes, table))
-    return [list(of_member.values()) for of_member in survivors]
+    return [tuple(sorted(found.values(), key=lambda view: -abs(view.lean.z))) for found in survivors]
 
 
 def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
@@ -385,7 +365,7 @@ def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
     x = np.where(one.testing, np.sign(signed), 0.0)
     (first, sign), *others = one.signs.items()
     if others:
-        return Contrast(one.topic or ALL_PROMPTS, x, ("prefers these phrases", "", "", ""))
+        return Contrast("phrases", x, ("prefers these phrases", "", "", ""))
     # The sign of the phrase stays in ``x``: ``own`` is the lean towards responses that have it.
     phrase = table.phrases[first]
     claims = (f"{LIKES_WORD}“{phrase}”", "") if sign > 0 else ("", f"{DISLIKES_WORD}“{phrase}”")
@@ -396,40 +376,45 @@ def _view(one: _Proposal, contrast: Contrast, lean: Lean, votes: SignedVotes, ta
     prefers, rejects = (tuple(table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
     margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
     low, high, tested = lean.relative - margin, lean.relative + margin, np.unique(votes.prompt_index[contrast.x != 0])
-    view = View(one.topic, prefers, rejects, lean, low, high, len(tested))
-    return replace(view, quotes=tuple(_quotes(votes, one.member, contrast.x, view)))
+    view = View(prefers, rejects, lean, low, high, len(tested))
+    return replace(view, quotes=tuple(islice(_quotes(votes, one.member, contrast.x, view), QUOTES)))
 
 
 def _quotes(votes: SignedVotes, j: int, x: FloatArray, view: View) -> Iterator[Quote]:
     """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
-    people, (margin, with_it, clarity) = votes.held_out.preferences, distinctness(votes.held_out, votes.weights, j)
-    claimed = x * (1.0 if view.prefers else -1.0)  # the side that the member should prefer
-    clarity = np.where(claimed * margin > 0, clarity, 0.0)
-    shown: set[int] = set()
-    for pair in np.argsort(-clarity, kind="stable").tolist():
-        if len(shown) == QUOTES or not clarity[pair] > 0:
-            return
-        prompt = int(people.prompt_index[pair])
-        response = people.a_index[pair] if x[pair] > 0 else people.b_index[pair]
-        sentence = excerpt(str(people.responses[response]), view.prefers or view.rejects)
-        if sentence and prompt not in shown:
-            shown.add(prompt)
-            asked = shortened(Prompt(people.prompts[prompt]).text, PROMPT_LENGTH)
-            yield Quote(asked, sentence, bool(view.prefers), float(with_it[pair]))
+    people, claimed = votes.held_out.preferences, x * (1.0 if view.prefers else -1.0)
+    for pair in distinct_pairs(votes.held_out, votes.weights, j, claimed):
+        response = people.a_index[pair.row] if x[pair.row] > 0 else people.b_index[pair.row]
+        if sentence := excerpt(str(people.responses[response]), view.prefers or view.rejects):
+            asked = shortened(Prompt(people.prompts[people.prompt_index[pair.row]]).text, PROMPT_LENGTH)
+            yield Quote(asked, sentence, bool(view.prefers), pair.weight_with_it)
 
 
-def distinctness(held_out: HeldOutVotes, weights: FloatArray, j: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return how strongly member j prefers a, the weight that votes like it, and how distinct that is, by pair.
+class DistinctPair(NamedTuple):
+    """A pair on which a member strongly prefers the response that most of the weight rejects."""
 
-    Preferences are reward differences in units of their root mean square. A strong preference with little weight behind
-    it is distinct.
+    row: int
+    margin: float
+    """Reward difference in units of its root mean square; above 0 the member prefers response a."""
+    weight_with_it: float
+    """Share of the ensemble's weight that prefers the same response."""
+
+
+def distinct_pairs(
+    held_out: HeldOutVotes, weights: FloatArray, j: int, side: FloatArray | None = None
+) -> Iterator[DistinctPair]:
+    """Yield the pairs that set member j apart, one per prompt: strong preferences with little weight behind them first.
+
+    With ``side``, ``(n_pairs,)``, only pairs on which it prefers that side: above 0 response a, below 0 response b.
     """
-    margin = held_out.difference[:, j] / reward_scale(held_out, j)
-    share_a = held_out.votes @ weights
+    difference, share_a = held_out.difference[:, j], held_out.votes @ weights
+    margin = difference / (float(np.sqrt((difference**2).mean())) or 1.0)
     with_it = np.where(margin > 0, share_a, 1.0 - share_a)
-    return margin, with_it, np.abs(margin) * (1.0 - 2.0 * with_it)
-
-
-def reward_scale(held_out: HeldOutVotes, j: int) -> float:
-    """Return the root mean square of a member's reward differences; 1 if all are 0."""
-    return float(np.sqrt((held_out.difference[:, j] ** 2).mean())) or 1.0
+    clarity = np.abs(margin) * (1.0 - 2.0 * with_it)
+    if side is not None:
+        clarity = np.where(side * margin > 0, clarity, 0.0)
+    order, shown = np.argsort(-clarity, kind="stable"), set[int]()
+    for row in order[clarity[order] > 0].tolist():
+        if (prompt := int(held_out.preferences.prompt_index[row])) not in shown:
+            shown.add(prompt)
+            yield DistinctPair(row, float(margin[row]), float(with_it[row]))

@@ -89,7 +89,7 @@ def example_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterato
     else:
         return
     candidates, rewards = [candidates[p] for p in short], [rewards[p] for p in short]
-    for case in case_studies(ensemble, candidates, EXAMPLES, rewards=rewards):
+    for case in case_studies(ensemble, candidates, rewards, EXAMPLES):
         chosen = candidates[case.number - 1]
         yield Example(chosen.prompt_text, list(chosen.responses[:RESPONSES_PER_EXAMPLE]))
 

@@ -36,7 +36,7 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
     yield draw(tables.pruning_table(pruning, before))
     yield draw(tables.pruning_cost_table(pruning))
-    if pruning.epsilon_clipped:
+    if pruning.error_before.mean < 0:
         yield dim("The error before is estimated below 0; the guarantees use ε = 0.")
     if pruning.outlier_threshold >= 1:
         yield dim("At this β and ε the outlier threshold is a disagreement of 1 or more, so no member is flagged.")
