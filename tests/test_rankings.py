@@ -59,8 +59,7 @@ def test_a_draw_depends_only_on_its_seed() -> None:
 
 @given(SEEDS, st.integers(2, 8))
 @settings(max_examples=40)
-def test_majorities_of_any_digraph_are_decomposed_exactly(seed: int, m: int) -> None:
-    """McGarvey: every digraph is the majority of two rankings per arc, with shares ½ ± 1/(2n) for n arcs."""
+def test_mcgarveys_rankings_have_the_majorities_of_the_digraph_and_are_decomposed_exactly(seed: int, m: int) -> None:
     rng = np.random.default_rng(seed)
     arcs = [pair if rng.random() < 0.5 else pair[::-1] for pair in itertools.combinations(range(m), 2)]
     arcs = [arc for arc in arcs if rng.random() < 0.7] or arcs[:1]
@@ -68,6 +67,11 @@ def test_majorities_of_any_digraph_are_decomposed_exactly(seed: int, m: int) -> 
     for i, j in arcs:
         expected[i, j] += 1 / (2 * len(arcs))
         expected[j, i] -= 1 / (2 * len(arcs))
+    orders = rankings.mcgarvey(m, arcs)
+    assert len(orders) == 2 * len(arcs)
+    off_diagonal = ~np.eye(m, dtype=bool)
+    shares = pair_by_pair(list(orders), np.full(len(orders), 1 / len(orders)))
+    np.testing.assert_allclose(shares[off_diagonal], expected[off_diagonal], atol=1e-12)
     result = rankings.decompose(expected)
     assert result.realizable is True
     assert result.residual <= 1e-9
@@ -82,6 +86,12 @@ def test_invalid_arguments_are_refused() -> None:
         rankings.tournament_of([(0, 1)], [0.5])
     with pytest.raises(UsageError, match="k must be at least 1"):
         rankings.sample_rankings([(0, 1)], [1.0], k=0)
+    with pytest.raises(UsageError, match="k must be at least 1"):
+        rankings.sampling_error([[0.5, 0.5], [0.5, 0.5]], k=0)
+    with pytest.raises(UsageError, match="seed must not be negative"):
+        rankings.sample_rankings([(0, 1)], [1.0], k=1, seed=-1)
+    with pytest.raises(UsageError, match="an arc must join two"):
+        rankings.mcgarvey(3, [(0, 3)])
 
 
 # --- the linear ordering problem ---

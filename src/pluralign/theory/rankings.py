@@ -11,7 +11,7 @@ Reference: §3.1, App. C and D of "Pairwise Calibrated Rewards for Pluralistic A
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import UsageError
-from pluralign.core.options import check_seed
 from pluralign.core.types import Progress
 from pluralign.theory.calibration import ROUNDING
 
@@ -53,6 +52,47 @@ def tournament_of(rankings: Sequence[Sequence[int]], weights: npt.ArrayLike) -> 
     return as_matrix(np.minimum(alpha @ incidence(orders, i, j), 1.0), i, j, m)
 
 
+def reduce_support(rankings: Sequence[Sequence[int]], weights: npt.ArrayLike) -> tuple[tuple[Ranking, ...], FloatArray]:
+    """Select at most C(m, 2) + 1 of the rankings and reweight them so that their tournament stays the same.
+
+    While the vectors (x^σ, 1) are dependent, Σ_σ d_σ (x^σ, 1) = 0 for some d. Adding a multiple of d to the weights
+    changes neither the tournament nor their sum, and the right multiple makes one weight 0.
+
+    Args:
+        rankings: any rankings, for example those of all people.
+        weights: weights of the rankings, summing to 1.
+
+    Returns:
+        Rankings and weights, as many as have independent (x^σ, 1).
+
+    Example:
+        >>> import itertools
+        >>> everybody = list(itertools.permutations(range(3)))
+        >>> few, weights = reduce_support(everybody, np.full(6, 1 / 6))
+        >>> len(few), bool(np.allclose(tournament_of(few, weights)[0, 1], 0.5))
+        (4, True)
+
+    Reference: App. C.1, Carathéodory's theorem.
+    """
+    tournament_of(rankings, weights)
+    orders, alpha = checked_rankings(rankings), np.array(weights, dtype=np.float64)
+    i, j = np.triu_indices(orders.shape[1], 1)
+    vectors = np.vstack([incidence(orders, i, j).T, np.ones(len(orders))])
+    support = np.flatnonzero(alpha > 0)
+    while len(support) > 1:
+        block = support[: len(vectors) + 1]
+        _, singular, directions = np.linalg.svd(vectors[:, block])
+        if len(block) <= len(vectors) and singular[-1] > 1e-10 * singular[0]:
+            break
+        d = directions[-1]  # its sum is 0, so some entry is below 0
+        with np.errstate(divide="ignore"):
+            steps = np.where(d < 0, -alpha[block] / np.minimum(d, 0.0), np.inf)
+        alpha[block] = np.maximum(alpha[block] + steps.min() * d, 0.0)
+        alpha[block[steps.argmin()]] = 0.0
+        support = np.flatnonzero(alpha > 0)
+    return tuple(tuple(orders[n].tolist()) for n in support), alpha[support] / alpha[support].sum()
+
+
 def sample_rankings(
     rankings: Sequence[Sequence[int]], weights: npt.ArrayLike, k: int, seed: int = 0
 ) -> tuple[Ranking, ...]:
@@ -70,7 +110,7 @@ def sample_rankings(
         raise UsageError(f"k must be at least 1, not {k}.")
     tournament_of(rankings, weights)
     alpha = np.asarray(weights, dtype=np.float64)
-    drawn = np.random.default_rng(seed).choice(len(alpha), size=k, p=alpha / alpha.sum())
+    drawn = checked_generator(seed).choice(len(alpha), size=k, p=alpha / alpha.sum())
     orders = checked_rankings(rankings)
     return tuple(tuple(orders[n].tolist()) for n in drawn)
 
@@ -86,12 +126,43 @@ def sampling_error(shares: npt.ArrayLike, k: int) -> float:
 
     Reference: Theorem 2's proof, App. D.2.
     """
+    if k < 1:
+        raise UsageError(f"k must be at least 1, not {k}.")
     table = checked_shares(shares)
     t = table[np.triu(~np.isnan(table), 1)]
     return float(np.mean(t * (1 - t)) / k)
 
 
+def mcgarvey(m: int, arcs: Iterable[tuple[int, int]]) -> tuple[Ranking, ...]:
+    """Construct two rankings per arc of a digraph, such that their majorities are its arcs.
+
+    With equal weights, t_ij = ½ + 1/(2n) on each of the n arcs, and ½ between alternatives without an arc. The rankings
+    of the arc (i, j) are: i, j, then the rest in order; and the rest in reverse order, then i, j. They agree on i over
+    j and cancel elsewhere, so a single arc gives a tournament with a single 1.
+
+    Example:
+        >>> mcgarvey(4, [(2, 0)])
+        ((2, 0, 1, 3), (3, 1, 2, 0))
+
+    Reference: McGarvey, "A theorem on the construction of voting paradoxes" (1953), as used in App. D.1.
+    """
+    rankings: list[Ranking] = []
+    for i, j in arcs:
+        if i == j or not (0 <= i < m and 0 <= j < m):
+            raise UsageError(f"an arc must join two of the alternatives 0 to {m - 1}, not {i} and {j}.")
+        rest = tuple(other for other in range(m) if other not in (i, j))
+        rankings += [(i, j, *rest), (*reversed(rest), i, j)]
+    return tuple(rankings)
+
+
 # --- checks and arrays ------------------------------------------------------------------------------------------------
+
+
+def checked_generator(seed: int) -> np.random.Generator:
+    """Return a random generator. Raises UsageError for a negative seed."""
+    if seed < 0:
+        raise UsageError(f"seed must not be negative, but it is {seed}.")
+    return np.random.default_rng(seed)
 
 
 def checked_shares(shares: npt.ArrayLike) -> FloatArray:
@@ -304,12 +375,11 @@ def decompose(shares: npt.ArrayLike, seed: int = 0, progress: Progress | None = 
 
     Reference: §3.1 and App. D.1; Wolfe, "Finding the nearest point in a polytope" (1976).
     """
-    check_seed(seed)
     table = checked_shares(shares)
     m = len(table)
     i, j = np.nonzero(np.triu(~np.isnan(table), 1))
     exact = m <= EXACT_UP_TO
-    oracle: Oracle = best_ranking if exact else functools.partial(local_search_ranking, rng=np.random.default_rng(seed))
+    oracle: Oracle = best_ranking if exact else functools.partial(local_search_ranking, rng=checked_generator(seed))
     support, weights, least = _nearest_point(table[i, j], i, j, m, oracle, progress)
     by_weight = np.argsort(-weights, kind="stable")
     rankings, weights = tuple(support[n] for n in by_weight), weights[by_weight]
