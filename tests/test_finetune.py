@@ -37,7 +37,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.processes import ALONE, Processes
 from pluralign.learning.backbone import recipe, train
 from pluralign.learning.backbone.base import base_states, load_base
-from pluralign.learning.backbone.losses import RunningFigures, StageLoss, VoteLoss
+from pluralign.learning.backbone.losses import PairLessons, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.backbone.train import (
     COMPLETE_FILE,
@@ -175,7 +175,7 @@ def test_a_member_learns_the_residual_of_the_members_before_it_from_a_head_of_it
     def look(run: Any, training: Training, target: Path) -> float:
         trainer = run.trainer(training, target, None)
         heads.append(trainer.model.score.weight.detach().numpy().copy())
-        targets.append(training.labels["target"])
+        targets.append(training.lessons.labels["target"])  # type: ignore[union-attr]
         return 0.0
 
     monkeypatch.setattr(FinetuneRun, "train", look)
@@ -739,8 +739,8 @@ def test_an_invalid_checkpoint_interval_is_a_usage_error(value: str, monkeypatch
 def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
     tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
     run = prepare_run(ONE_PAIR, recipe.training_plan(ONE_PAIR.prompt, tuning, 0, 1), Checkpoints(folder / "town", {}))
-    labels = {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a, "weight": np.ones(1)}
-    training = Training("member-0", 1, StageLoss(1.0), labels, lambda: np.zeros((1, 32)))
+    lessons = PairLessons(ONE_PAIR, StageLoss(1.0), {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a})
+    training = Training("member-0", 1, lessons, lambda: np.zeros((1, 32)))
     return run.trainer(training, folder / "training-member-0", None)
 
 

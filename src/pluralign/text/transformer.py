@@ -183,7 +183,10 @@ class ModelEncoder:
             from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule, Transformer
         except ImportError:
             raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
-        precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
+        precision = {
+            "dtype": "bfloat16" if self.half else "float32",
+            "use_safetensors": True,
+        }  # over the folder's settings
         body: Any
         prompts: dict[str, Any] = {}
         if loading.is_sentence_encoder(self.folder):
