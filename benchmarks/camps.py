@@ -26,11 +26,11 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from true_features import fit_features
 
 import pluralign
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, hard_votes
 from pluralign.measuring.camps import study_camps

@@ -44,13 +44,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from scipy.special import softmax
+from true_features import fit_features
 
 import pluralign
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import Evaluation
-from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import read_ensemble
 from pluralign.measuring.camps import hard_votes_of, study_camps
 from pluralign.measuring.individuals import represent

@@ -52,7 +52,7 @@ from pluralign.learning.task import (
 )
 from pluralign.learning.voices import STARTS, RankedTexts, Voices, VoicesSearch, fit_voices, mean_of
 from pluralign.text.encoders import TextFeatures
-from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
+from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights, model_folders
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.votes.judgments import Judgments
@@ -263,7 +263,8 @@ def _candidates(task: TunedTask, model: FinetunedFeatures) -> tuple[dict[str, Ca
     """Return the states of a fine-tuned model, its outputs, and the frozen model, with notes for the user."""
     states = model(texts_of(task.preferences), task.progress)
     forget_models()
-    candidates = {"tuned": Candidate(model, states), "outputs": Candidate(model, states, head_weights(model).T)}
+    (folder,) = model_folders(model)
+    candidates = {"tuned": Candidate(model, states), "outputs": Candidate(model, states, head_weights(model, folder).T)}
     if not task.tuning.compare_frozen:
         return candidates, []
     try:
