@@ -104,6 +104,29 @@ def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path
     assert ensemble.record.insight is not None, "as after a fit on frozen features"
 
 
+def test_texts_are_read_once_for_the_frozen_features_and_once_for_token_states(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trained features are those that the saved encoder gives."""
+    read, encode = list[int](), ModelEncoder._encode
+
+    def counted(self: ModelEncoder, model: Any, items: Any) -> Any:
+        read.append(len(items))
+        return encode(self, model, items)
+
+    monkeypatch.setattr(ModelEncoder, "_encode", counted)
+    monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=1))
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    options = QUICK | {"surface": True, "compare_frozen": False}
+    ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **options)
+    assert sum(read) == len(texts_of(votes))
+    texts = texts_of(votes)[:9]
+    cached = ensemble.features(texts)
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "other"))
+    np.testing.assert_allclose(ensemble.features(texts), cached, rtol=1e-4, atol=1e-4)
+    assert sum(read) == len(texts_of(votes)) + 9
+
+
 @pytest.mark.slow
 def test_a_copied_or_saved_ensemble_takes_its_encoder_along(tuned: Path, votes: PreferenceSet, tmp_path: Path) -> None:
     ensemble, texts = RewardEnsemble.load(tuned), texts_of(votes)[:5]

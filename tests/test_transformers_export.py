@@ -341,7 +341,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
         *((tmp_path / "out", {"member": member}, f"member must be 0 to 2, or all, not {member}") for member in (3, -1)),
         (tmp_path / "out", {"dtype": "flaot16"}, "did you mean 'float16'"),
         *((place, {"overwrite": True}, "outside the ensemble's") for place in (joint, joint / "out", joint.parent)),
-        (tmp_path / "file", {}, "is a file"),
+        (tmp_path / "file", {}, "is not a folder"),
     ):
         with pytest.raises(UsageError, match=words):
             export(joint, place, **wrong)

@@ -38,13 +38,14 @@ from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import validation_folds
 from pluralign.learning.tuned import Candidate, Judged, TunedTask, compare, mixture_of
 from pluralign.text import surface
-from pluralign.text.encoders import TextFeatures
+from pluralign.text.encoders import TextFeatures, VectorCache
 from pluralign.text.loading import copy_model, is_sentence_encoder, read_config
 from pluralign.text.options import is_decoder, middle_layer
 from pluralign.text.pooling import ATTENTION_FILE, attention_pool
 from pluralign.text.states import TokenStates, read_token_states
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import texts_of
+from pluralign.votes.prompts import text_key
 
 TRAINED_GAIN = 4.0
 """Factor on the trained features. They are few, and as important as several hundred frozen ones; with this factor, one
@@ -107,9 +108,8 @@ def fit_pooling(task: TunedTask, base: TextFeatures) -> Judged:
     with task.one_thread():
         start = _start(task, base, frozen)
     before = time.perf_counter()
-    tuned = _with_pooling(task, start, base)
+    tuned, vectors = _with_pooling(task, start, base, frozen)
     seconds = time.perf_counter() - before
-    vectors = task.vectors(tuned)
     with task.one_thread():
         trained = task.checkpoints.processes.agreed(partial(_trained_inputs, task, start, vectors, base))
     candidates = {"tuned": Candidate(tuned, vectors, trained=trained)}
@@ -155,35 +155,41 @@ def _start(task: TunedTask, base: TextFeatures, frozen: Vectors) -> Start:
     return Start(inputs, theta, mapped.astype(np.float64) @ theta, lessons, ON_PAIRS, teacher)
 
 
-def _with_pooling(task: TunedTask, start: Start, base: TextFeatures) -> TextFeatures:
-    """Train the attention pooling, and return the features of the encoder with it."""
-    encoder = base.load()
-    assert isinstance(encoder, ModelEncoder)  # noqa: S101
-    layer, checkpoints, preferences = middle_layer(encoder.layers), task.checkpoints, task.preferences
+def _with_pooling(task: TunedTask, start: Start, base: TextFeatures, frozen: Vectors) -> tuple[TextFeatures, Vectors]:
+    """Train the attention pooling; return the features of the encoder with it, and these of all texts.
 
-    def train() -> Mapping[str, Array]:
-        texts, root = texts_of(preferences), checkpoints.root
-        used = distinct_texts(start.lessons, np.arange(len(start.lessons.prompt)))
+    The encoder does not read the texts again for them: they are the frozen features with the pooled token states.
+    """
+    encoder, texts = base.load(), texts_of(task.preferences)
+    assert isinstance(encoder, ModelEncoder)  # noqa: S101
+    layer, checkpoints, processes = middle_layer(encoder.layers), task.checkpoints, task.checkpoints.processes
+
+    def train() -> dict[str, Array]:
+        root = checkpoints.root
         assert root is not None  # noqa: S101
         root.mkdir(parents=True, exist_ok=True)
         with disk_errors_as_data_error(root), TemporaryDirectory(dir=root, prefix=UNFINISHED) as scratch:
-            task.watcher.encoding(len(used))
-            items = [texts[text] for text in used]
-            states = read_token_states(items, encoder, layer, Path(scratch) / "states", task.progress)
+            task.watcher.encoding(len(texts))
+            states = read_token_states(texts, encoder, layer, Path(scratch) / "states", task.progress)
             task.watcher.training("the attention pooling")
-            return train_attention(states, start, task.options.seed, task.progress)
+            weights = train_attention(states, start, task.options.seed, task.progress)
+            return {**weights, "pooled": states.pooled(weights)}
 
-    processes = checkpoints.processes
-    weights = checkpoints.keep("attention", dict[str, Array], lambda: dict(processes.agreed(train)))
+    found = dict(checkpoints.keep("attention", dict[str, Array], lambda: processes.agreed(train)))
+    pooled = found.pop("pooled")
 
     def write(folder: Path) -> None:
         if processes.first:
             copy_model(encoder.folder, folder)
-            saved = {name: weights[name] for name in weights} | {"layer": np.array(layer)}
-            safetensors.numpy.save_file(saved, folder / ATTENTION_FILE)
+            safetensors.numpy.save_file(found | {"layer": np.array(layer)}, folder / ATTENTION_FILE)
 
     folder = checkpoints.folder("encoder", write)
-    return replace(base, encoder=str(folder), own=True, hub_id="", revision="", identity="").resolved()
+    tuned = replace(base, encoder=str(folder), own=True, hub_id="", revision="", identity="").resolved()
+    first = frozen.shape[1] - (len(surface.NAMES) if base.surface else 0)
+    vectors = np.hstack([frozen[:, :first], pooled, frozen[:, first:]])
+    if processes.first:
+        VectorCache(tuned.identity).put([text_key(*text) for text in texts], vectors[:, : first + pooled.shape[1]])
+    return tuned, vectors
 
 
 def _trained_inputs(task: TunedTask, start: Start, vectors: Vectors, base: TextFeatures) -> Trained:
@@ -289,7 +295,7 @@ def train_attention(
     that each text last had, in the mean of the networks.
 
     Args:
-        states: of the texts of the lessons.
+        states: of all texts.
         start: what the networks learn from, and the rewards that they correct.
         seed: of the start and of the order of steps.
         progress: called with the steps done and their total.
@@ -300,7 +306,7 @@ def train_attention(
     rng = np.random.default_rng([seed, FINETUNE])
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     recipe, lessons, rewards = start.recipe, start.lessons, start.rewards.copy()
-    used, n = distinct_texts(lessons, np.arange(len(lessons.prompt))), len(lessons.prompt)
+    n = len(lessons.prompt)
     batch = min(n, recipe.batch)
     if isinstance(lessons, JudgedLessons):
         batch = min(n, math.ceil(recipe.batch * n / len(np.unique(lessons.prompt))))
@@ -318,7 +324,7 @@ def train_attention(
             if isinstance(lessons, JudgedLessons) and step % per_epoch == 0:
                 lessons = lessons.given(rewards)
             texts = distinct_texts(lessons, units)
-            outputs = networks(*states.padded(np.searchsorted(used, texts)))
+            outputs = networks(*states.padded(texts))
             outputs = outputs + torch.from_numpy(start.rewards[texts]).float()[:, None]
             rewards[texts] = outputs.detach().mean(dim=1).numpy()
             part = MicroBatch(units, texts, 1.0)

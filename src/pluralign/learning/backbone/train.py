@@ -74,13 +74,11 @@ HEAD_FACTOR = 10.0
 COMPLETE_FILE = "complete.json"
 """Written last into a checkpoint; a checkpoint without it is not resumed."""
 CHECKPOINT_SECONDS = 600.0
-"""Time between two checkpoints, unless a save takes long."""
+"""Time between the end of a save and the next one."""
 CHECKPOINT_VARIABLE = "PLURALIGN_CHECKPOINT_SECONDS"
 """Environment variable with another time; 0 saves after every step."""
 CPU_PASS, GPU_PASS = 64, 1024
 """Cost of one more forward pass, as a number of tokens. That of GPUs is a guess."""
-SAVE_SECONDS = 30.0
-"""Time of a save above which the time between checkpoints grows in proportion: a twentieth of 600 s."""
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -167,9 +165,8 @@ class PairTrainer(transformers.Trainer):
 class StepCallback(transformers.TrainerCallback):
     """Updates the running figures after each step, reports progress, and decides when a checkpoint is saved.
 
-    A checkpoint is due ``CHECKPOINT_SECONDS`` after the last one or after the start. If a save takes longer than
-    ``SAVE_SECONDS``, the interval grows in proportion, so that saving takes at most a twentieth of the time. Only the
-    newest complete checkpoint is kept.
+    A checkpoint is due ``CHECKPOINT_SECONDS`` after the last one or after the start. Only the newest complete one is
+    kept.
 
     Args:
         running: the figures to update.
@@ -180,8 +177,7 @@ class StepCallback(transformers.TrainerCallback):
     def __init__(self, running: RunningFigures, progress: Progress | None, processes: Processes) -> None:
         self.running, self.progress, self.processes = running, progress, processes
         self.interval = checkpoint_seconds()
-        self.slowdown = 1.0
-        self.since = self.save_started = monotonic()
+        self.since = monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Start the clock."""
@@ -191,10 +187,7 @@ class StepCallback(transformers.TrainerCallback):
         """Update the running figures, report the step, and ask for a checkpoint if one is due."""
         self.running.end_step(lambda sums: accelerate.utils.reduce(sums, "sum"))
         if state.global_step < state.max_steps:  # after the last step the model itself is saved
-            control.should_save = self.processes.agreed(
-                lambda: monotonic() - self.since >= self.interval * self.slowdown
-            )
-        self.save_started = monotonic()
+            control.should_save = self.processes.agreed(lambda: monotonic() - self.since >= self.interval)
         if self.progress:
             self.progress(state.global_step, state.max_steps)
 
@@ -210,7 +203,6 @@ class StepCallback(transformers.TrainerCallback):
                 if path != newest:
                     shutil.rmtree(path, ignore_errors=True)
         self.since = monotonic()
-        self.slowdown = max(1.0, (self.since - self.save_started) / SAVE_SECONDS)
 
 
 def checkpoint_seconds() -> float:
