@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 from tables import Row, means, show
+from true_features import fit_features
 
 import pluralign
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences, hard_votes
 from pluralign.measuring.camps import study_camps

@@ -38,12 +38,14 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
+from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.learning.backbone.losses import StageLoss, VoteLoss
+from pluralign.ensemble.members import identity_map
+from pluralign.learning.backbone.losses import MixtureLoss, PairLessons, StageLoss, VoteLoss
 from pluralign.learning.backbone.recipe import TextPairs, length_groups, training_plan
 from pluralign.learning.backbone.train import CPU_PASS, MICRO_BATCH, PairTrainer, Training, prepare_run
 from pluralign.learning.options import FinetuneOptions
-from pluralign.learning.trained_pooling import ON_PAIRS, Lessons, train_attention
+from pluralign.learning.trained_pooling import ON_PAIRS, Start, train_attention
 from pluralign.text.classifier import classifier_tokens
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.loading import quiet_transformers
@@ -181,12 +183,16 @@ def train(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int = 0) -> t
 
 def trainer_of(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int, folder: Path) -> PairTrainer:
     """Return the trainer of k joint members and the reward beside them, or for k = 0 of one member."""
-    labels = {"prob_a": pairs.prob_a, "target": pairs.prob_a, "weight": np.ones(len(pairs.a))}
     run = prepare_run(pairs, training_plan(pairs.prompt, tuning, seed, 1), Checkpoints(folder, {}))
-    loss = VoteLoss(k) if k else StageLoss(1.0)
-    trainer = run.trainer(Training("joint", k + 1, loss, labels, lambda: np.zeros(0)), folder / "checkpoints", None)
+    lessons = PairLessons(pairs, VoteLoss(k) if k else StageLoss(1.0), labels_of(pairs))
+    trainer = run.trainer(Training("joint", k + 1, lessons, lambda: np.zeros(0)), folder / "checkpoints", None)
     trainer.args.save_strategy = "no"
     return trainer
+
+
+def labels_of(pairs: TextPairs) -> dict[str, FloatArray]:
+    """Return what every loss reads of the pairs."""
+    return {"prob_a": pairs.prob_a, "target": pairs.prob_a, "weight": np.ones(len(pairs.a))}
 
 
 def work_of(pairs: TextPairs, arguments: argparse.Namespace) -> dict[str, float]:
@@ -218,11 +224,12 @@ def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:
     assert isinstance(encoder, ModelEncoder)
     layer = middle_layer(encoder.layers)
     encoder.token_states(pairs.items[:1], layer)  # loads the model
-    lessons = Lessons(np.zeros((len(pairs.items), K + 1)), ON_PAIRS, pairs, np.ones(len(pairs.a)), (1 / K,) * K)
+    lessons = PairLessons(pairs, MixtureLoss((1 / K,) * K), labels_of(pairs))
+    start = Start(identity_map(1), np.zeros((1, K + 1)), np.zeros((len(pairs.items), K + 1)), lessons, ON_PAIRS)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         states = read_token_states(pairs.items, encoder, layer, Path(folder) / "states")
-        train_attention(states, lessons, 0)
+        train_attention(states, start, 0)
         return time.perf_counter() - started
 
 

@@ -30,13 +30,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logit, softmax
 from tables import show
+from true_features import fit_features
 
 import pluralign
 from pluralign.answering.request import Voters
 from pluralign.answering.slate import NEAR_DUPLICATE, near_duplicates, similarity, slate
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences
 from pluralign.theory.intervals import clustered_interval

@@ -42,13 +42,13 @@ import numpy as np
 from pluralism import Group, read_rankings, score, variation
 from scipy.special import softmax
 from tables import Row, show
+from true_features import fit_features
 
 import pluralign
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import Evaluation
-from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import read_ensemble
 from pluralign.measuring.camps import hard_votes_of, study_camps
 from pluralign.measuring.individuals import represent

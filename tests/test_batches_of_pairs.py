@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 import torch
 
+from pluralign.learning.backbone.losses import PairLessons, RunningFigures
 from pluralign.learning.backbone.recipe import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
 from pluralign.learning.backbone.train import MicroBatches, PairTrainer
 from pluralign.text.loading import padded
 
 
-def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[TextPairs, np.ndarray]:
+def squared_error(difference: Any, labels: Any, *_: Any) -> Any:
+    return ((torch.sigmoid(difference[:, 0]) - labels["prob_a"]) ** 2).mean()
+
+
+def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[PairLessons, np.ndarray]:
     """Return all pairs of the responses of each prompt, and the lengths of the texts."""
     rng = np.random.default_rng(seed)
     both = np.array(list(combinations(range(responses), 2)))
     a, b = (both[:, side].astype(np.int32) + responses * np.arange(prompts, dtype=np.int32)[:, None] for side in (0, 1))
     items = [(f"prompt {text // responses}", f"text {text}") for text in range(prompts * responses)]
     prompt = np.repeat(np.arange(prompts, dtype=np.int32), len(both))
-    return TextPairs(items, a.ravel(), b.ravel(), rng.random(a.size), prompt), rng.integers(5, 50, len(items))
+    pairs = TextPairs(items, a.ravel(), b.ravel(), rng.random(a.size), prompt)
+    return PairLessons(pairs, squared_error, {"prob_a": pairs.prob_a}), rng.integers(5, 50, len(items))
 
 
 def test_an_epoch_takes_every_pair_once_and_keeps_the_pairs_of_a_prompt_together() -> None:
@@ -41,20 +47,20 @@ def test_micro_batches_hold_each_pair_of_a_step_once_and_few_texts(
 ) -> None:
     """The split is complete, keeps to the maximum, and has the same number of micro-batches in every step."""
     pairs, lengths = pairs_of(12, responses)
-    steps = draw_steps(pairs.prompt, len(pairs.a) // batch, batch, np.random.default_rng(0))
+    steps = draw_steps(pairs.prompt, len(pairs.texts) // batch, batch, np.random.default_rng(0))
     split = split_steps(steps, pairs, lengths, max_texts, processes)
     if (responses, batch) == (8, 56):  # the shape of PersonalLLM: reading both texts of every pair would be 56
         assert sum(len(part.texts) for parts in split for part in parts) == 12 * 8
     assert len({len(parts) for parts in split}) == 1
     assert len(split[0]) % processes == 0
     for step, parts in zip(steps, split, strict=True):
-        assert sorted(np.concatenate([part.pairs for part in parts])) == sorted(step)
+        assert sorted(np.concatenate([part.units for part in parts])) == sorted(step)
         assert np.mean([part.scale for part in parts]) == pytest.approx(1)
         for part in parts:
-            used = {*pairs.a[part.pairs].tolist(), *pairs.b[part.pairs].tolist()}
+            used = {text for unit in part.units for text in pairs.texts[unit]}
             assert sorted(used) == part.texts.tolist()
             assert len(used) <= max_texts
-            assert part.scale == pytest.approx(len(part.pairs) * len(parts) / batch)
+            assert part.scale == pytest.approx(len(part.units) * len(parts) / batch)
 
 
 def test_texts_of_similar_length_share_a_micro_batch() -> None:
@@ -107,16 +113,13 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
     pairs, lengths = pairs_of(6, 5)
     rng = np.random.default_rng(3)
     tokens = [{"input_ids": rng.integers(1, 9, n).tolist(), "attention_mask": [1] * n} for n in lengths.tolist()]
-    share = pairs.prob_a
     steps = draw_steps(pairs.prompt, 2, 30, rng)
     split = split_steps(steps, pairs, lengths, max_texts=12)
 
     def batch_loss(part: MicroBatch, weight: Any) -> Any:
-        labels = {"prob_a": share, "target": share, "weight": np.ones(len(share))}
-        data = MicroBatches([part], pairs, tokens, labels, pad=0)[0]
-        reward = (weight[data["input_ids"]] * data["attention_mask"]).sum(1)
-        error = (torch.sigmoid(reward[data["a"]] - reward[data["b"]]) - data["prob_a"]) ** 2
-        return data["scale"] * error.mean()
+        data = MicroBatches([part], tokens, pad=0)[0]
+        reward = (weight[data["input_ids"]] * data["attention_mask"]).sum(1, keepdim=True)
+        return part.scale * pairs.loss(reward, data["batch"], RunningFigures(), 0.0)
 
     for step, parts in zip(steps, split, strict=True):
         weight = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
@@ -125,8 +128,8 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
         alone = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
         one_by_one = []
         for pair in step:
-            a, b = (alone[tokens[side[pair]]["input_ids"]].sum() for side in (pairs.a, pairs.b))
-            one_by_one.append((torch.sigmoid(a - b) - share[pair]) ** 2)
+            a, b = (alone[tokens[text]["input_ids"]].sum() for text in pairs.texts[pair])
+            one_by_one.append((torch.sigmoid(a - b) - pairs.pairs.prob_a[pair]) ** 2)
         pair_loss: Any = torch.stack(one_by_one).mean()
         pair_loss.backward()
         assert weight.grad is not None

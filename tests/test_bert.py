@@ -174,16 +174,6 @@ def test_missing_or_unknown_parts_need_sentence_transformers(bert_folder: Path, 
         assert reader_of(tmp_path / name) is None, name
 
 
-@pytest.mark.parametrize("error", [KeyError("words"), TypeError("None"), ValueError("shape")], ids=repr)
-def test_a_bug_in_our_bert_is_raised(bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("pluralign.text.bert._Layer.__init__", broken)
-    with pytest.raises(type(error)):
-        reader_of(bert_folder)
-
-
 READ = """
 import sys; from pluralign.text.encoders import load_encoder
 vectors = load_encoder(sys.argv[1], layers="0,2").encode([("tea", "no"), ("tea", "yes"), ("no", "tea")])

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from benchmark_modules import benchmark
 
 from pluralign import PluralignError, town_hall
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.json_values import to_json
-from pluralign.experiments.demo import fit_features
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
 from pluralign.votes.town_hall.town_hall import TownHall
 
@@ -102,7 +102,9 @@ def test_sentences_and_json_have_the_figures(true_camps: CampStudy) -> None:
 
 
 def test_members_on_true_features_agree_with_people_more_than_soft_bt(town: TownHall) -> None:
-    ensemble, held_out = fit_features(town.preferences, town.features, k=4, target="votes", test_fraction=0.4)
+    ensemble, held_out = benchmark("true_features").fit_features(
+        town.preferences, town.features, k=4, target="votes", test_fraction=0.4
+    )
     rows = town.preferences.test_mask(0.4)
     votes, _ = hard_votes_of(town, ensemble, town.features)
     np.testing.assert_array_equal(votes[rows], held_out.votes)

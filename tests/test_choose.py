@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_modules import benchmark
 from simulated import as_array
 
 from pluralign import RewardEnsemble, fit, town_hall
@@ -13,7 +14,6 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.types import Level
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.experiments.demo import fit_features
 from pluralign.learning import choose, frozen, joint
 from pluralign.learning.choose import Setting, StagePairs, choose_setting, settings
 from pluralign.learning.frozen import leading_axes
@@ -150,11 +150,13 @@ def test_only_the_printed_variant_depends_on_the_order(variant: str) -> None:
 def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
     """The true features of the town hall: members learned from votes are closer to the town than any single reward."""
     town = town_hall(5000)
-    ensemble, held_out = fit_features(town.preferences, town.features, k=8)
+    ensemble, held_out = benchmark("true_features").fit_features(town.preferences, town.features, k=8)
     assert (ensemble.record.target, ensemble.record.vote_share) == ("votes", 1.0)
     truth = town.true_prob[town.preferences.test_mask(0.1)]
     error = brier(ensemble.readings(held_out.difference)["vote"], truth)
-    taught, taught_votes = fit_features(town.preferences, town.features, k=8, target="teacher")
+    taught, taught_votes = benchmark("true_features").fit_features(
+        town.preferences, town.features, k=8, target="teacher"
+    )
     assert error < 0.8 * brier(taught.readings(taught_votes.difference)["vote"], truth)
     assert ensemble.undecided < 0.2 < taught.undecided
 

@@ -242,23 +242,6 @@ def test_a_limit_below_the_template_keeps_the_end_of_the_text(tokenizer: Any) ->
     assert classifier.classifier_tokens(tokenizer, ("the dog?", "the fox"), 5)["input_ids"] == expected
 
 
-def test_a_text_needs_few_passes_of_the_tokenizer(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[Any] = []
-    call = type(tokenizer).__call__
-
-    def counts(self: Any, *texts: Any, **options: Any) -> Any:
-        passes.append(texts)
-        return call(self, *texts, **options)
-
-    monkeypatch.setattr(type(tokenizer), "__call__", counts)
-    classifier.classifier_tokens(tokenizer, ("the dog?", "the fox"), 100)
-    assert len(passes) == 1
-    passes.clear()
-    turns = tuple(Message(role, TEXT * 20) for role in ("user", "assistant", "user"))
-    classifier.classifier_tokens(tokenizer, (turns, TEXT), 500)
-    assert len(passes) <= 5
-
-
 contents = st.text(st.sampled_from("the foxdgs \n日本語🙂ü"), max_size=40)
 turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system", "tool"]), contents), max_size=5)
 

@@ -37,7 +37,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.processes import ALONE, Processes
 from pluralign.learning.backbone import recipe, train
 from pluralign.learning.backbone.base import base_states, load_base
-from pluralign.learning.backbone.losses import RunningFigures, StageLoss, VoteLoss
+from pluralign.learning.backbone.losses import PairLessons, RunningFigures, StageLoss, VoteLoss
 from pluralign.learning.backbone.recipe import TextPairs
 from pluralign.learning.backbone.train import (
     COMPLETE_FILE,
@@ -175,7 +175,7 @@ def test_a_member_learns_the_residual_of_the_members_before_it_from_a_head_of_it
     def look(run: Any, training: Training, target: Path) -> float:
         trainer = run.trainer(training, target, None)
         heads.append(trainer.model.score.weight.detach().numpy().copy())
-        targets.append(training.labels["target"])
+        targets.append(training.lessons.labels["target"])  # type: ignore[union-attr]
         return 0.0
 
     monkeypatch.setattr(FinetuneRun, "train", look)
@@ -201,14 +201,16 @@ def simplex_grid(j: int) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.gpu
 def test_the_script_for_gpus_compares_a_route_with_the_cpu(llama: Path) -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
-    given = ["--device", "cpu", "--backbone", str(llama), "--pairs", "60", "--routes", "LoRA"]
+    script, device_name = Path(__file__).parents[1] / "benchmarks" / "gpu.py", loading.device_name()
+    given = ["--device", device_name, "--backbone", str(llama), "--pairs", "60", "--routes", "LoRA"]
     done = subprocess.run([sys.executable, str(script), *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     device, route = done.stdout.splitlines()
-    assert device.startswith("device: CPU")
-    assert route.startswith("pass · LoRA: difference 0.0000 · votes changed 0.0%")
+    assert device.startswith("device: ")
+    on_cpu = "difference 0.0000 · votes changed 0.0%" if device_name == "cpu" else ""
+    assert route.startswith(f"pass · LoRA: {on_cpu}")
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -692,14 +694,12 @@ class Clocked:
         return bool(self.control.should_save)
 
 
-def test_checkpoints_are_saved_by_time_slow_ones_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_saved_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Clocked(tmp_path, monkeypatch)
     assert not training.steps_at(599)
     assert training.steps_at(600, save_takes=60)
-    assert not training.steps_at(660 + 1199)
-    assert training.steps_at(660 + 1200, save_takes=1)
-    assert not training.steps_at(1861 + 599)
-    assert training.steps_at(1861 + 600)
+    assert not training.steps_at(660 + 599)
+    assert training.steps_at(660 + 600)
     training.step = 99
     assert not training.steps_at(10_000), "after the last step the model itself is saved"
 
@@ -741,8 +741,8 @@ def test_an_invalid_checkpoint_interval_is_a_usage_error(value: str, monkeypatch
 def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
     tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
     run = prepare_run(ONE_PAIR, recipe.training_plan(ONE_PAIR.prompt, tuning, 0, 1), Checkpoints(folder / "town", {}))
-    labels = {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a, "weight": np.ones(1)}
-    training = Training("member-0", 1, StageLoss(1.0), labels, lambda: np.zeros((1, 32)))
+    lessons = PairLessons(ONE_PAIR, StageLoss(1.0), {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a})
+    training = Training("member-0", 1, lessons, lambda: np.zeros((1, 32)))
     return run.trainer(training, folder / "training-member-0", None)
 
 

@@ -205,6 +205,11 @@ DAMAGES: list[tuple[str, str | bytes | Callable[[Path], Any], str]] = [
     ("config.json", "{}", r"encoder: it cannot be loaded \(.*\); name a folder with config\.json"),
     ("config.json", Path.unlink, r"encoder: there is no config\.json in it; name a transformers model"),
     ("config.json", lambda path: changed(path, num_hidden_layers=0), r"config\.json gives 0 layers; copy"),
+    (
+        "config.json",
+        lambda path: changed(path, num_hidden_layers=5),
+        "weights have 2 layers, but config.json gives 5",
+    ),
     ("config.json", lambda path: changed(path, num_attention_heads=3), "it cannot encode these texts"),
     ("modules.json", "{", r"modules\.json: it is not a JSON list; copy"),
     ("modules.json", "[null]", r"encoder: it cannot be loaded"),
@@ -239,6 +244,15 @@ def test_a_damaged_encoder_is_one_sentence(sound: Path, tmp_path: Path, file: st
     assert str(tmp_path / "encoder") in str(caught.value)
 
 
+def test_pickled_weights_beside_safetensors_are_not_read(sound: Path, tmp_path: Path) -> None:
+    """Whatever the settings of the folder say; ``do_lower_case`` is one that only sentence-transformers reads."""
+    pair = [shutil.copytree(sound / "encoder", tmp_path / name) for name in ("plain", "pickled")]
+    for folder, settings in zip(pair, ({}, {"model_args": {"use_safetensors": False}}), strict=True):
+        changed(folder / "sentence_bert_config.json", do_lower_case=True, max_seq_length=32, **settings)
+    (pair[1] / "pytorch_model.bin").write_bytes(b"not weights")
+    np.testing.assert_array_equal(*map(DOORS["encoder"], pair))
+
+
 def test_an_encoder_that_ignores_the_text_is_an_error_of_the_encoder(sound: Path, tmp_path: Path) -> None:
     for name in ("no tokenizer", "no weights"):
         shutil.copytree(sound / "encoder", tmp_path / name)
@@ -267,20 +281,9 @@ def settings() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bars", [True, False])
-def test_quiet_blocks_restore_the_settings_of_the_caller(settings: Any, bars: bool) -> None:
-    settings.set_verbosity_info()
-    (settings.enable_progress_bar if bars else settings.disable_progress_bar)()
-    with quiet_transformers(), quiet_transformers():
-        assert settings.get_verbosity() == settings.ERROR
-        assert not settings.is_progress_bar_enabled()
-    assert settings.get_verbosity() == settings.INFO
-    assert settings.is_progress_bar_enabled() == bars
-
-
-@pytest.mark.slow
 def test_quiet_blocks_that_overlap_in_two_threads_restore_the_settings(settings: Any) -> None:
     settings.set_verbosity_info()
+    settings.enable_progress_bar()
     entered, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -293,9 +296,11 @@ def test_quiet_blocks_that_overlap_in_two_threads_restore_the_settings(settings:
         thread.start()
         assert entered.wait(10)
     assert settings.get_verbosity() == settings.ERROR, "the other block is still open"
+    assert not settings.is_progress_bar_enabled()
     leave.set()
     thread.join()
     assert settings.get_verbosity() == settings.INFO
+    assert settings.is_progress_bar_enabled()
 
 
 # --- identity: contents count; names of folders and modification times do not ----------------------------------------

@@ -303,8 +303,11 @@ def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsed: Pat
         assert (len(one["history"]), one["candidates"]["lines"]) == (2, 4)
         assert one["skipped"] == (STEPS if name == "multipref" else [])
         assert Path(one["report"]) == rehearsed.parent / name / "report.html"
-    for number in (2, 3):
-        drawn = (rehearsed.parent / f"figure{number}.svg").read_text()
+        lines = [json.loads(line) for line in (rehearsed.parent / name / "favourites.jsonl").read_text().splitlines()]
+        assert [len(line["favourites"]) for line in lines] == [2] * 4, "one for each of the two members"
+        assert sum(bar["count"] for bar in one["histogram"]) > 0
+    for figure in ("histogram", "figure2", "figure3"):
+        drawn = (rehearsed.parent / f"{figure}.svg").read_text()
         assert all(f"{recipes.load_recipe(name).title} (rehearsal)" in drawn for name in recipes.RECIPES)
     floors = [f">floor {one['floor']:.4f}<" for one in results["experiments"].values()]
     assert all(floor in (rehearsed.parent / "figure2.svg").read_text() for floor in floors)

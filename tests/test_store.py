@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pluralign.core.errors import DataError
-from pluralign.core.json_values import from_json
 from pluralign.text import store
 from pluralign.text.encoders import HashingEncoder, TextFeatures, VectorCache, encode, vector_key
-from pluralign.text.store import SHARD_FORMAT, item_keys, read_features_file, shard_name, shard_table, stored_features
+from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table, stored_features
 from pluralign.votes.prompts import Item, Message, text_key
 
 HASHING = TextFeatures("hashing")
@@ -122,12 +121,6 @@ def test_a_file_that_does_not_describe_features_raises_data_error(folder: Path, 
     (folder / "features.json").write_text(text)
     with pytest.raises(DataError, match=problem):
         stored_features(folder, TEXTS, HASHING)
-
-
-def test_the_description_survives_a_round_trip_through_json(folder: Path) -> None:
-    described = read_features_file(folder)
-    assert (described.rows, described.shards, described.precision) == (len(TEXTS), 3, "float32")
-    assert from_json(store.FeaturesFile, described.to_json()) == described
 
 
 @pytest.mark.parametrize(

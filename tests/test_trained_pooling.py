@@ -17,19 +17,13 @@ from simulated import numeric_gradient
 from tiny import camp_votes, ranked_camps, write_sentence_encoder
 
 from pluralign import FitOptions, RewardEnsemble, UsageError, certify, evaluate, fit, load_preferences, load_rater_votes
+from pluralign.ensemble.members import identity_map
 from pluralign.learning import frozen as frozen_fit, trained_pooling, tuned as tuning, voices
-from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
-from pluralign.learning.backbone.recipe import TextPairs
+from pluralign.learning.backbone.losses import JudgedLessons, MixtureLoss, PairLessons, RunningFigures
+from pluralign.learning.backbone.recipe import MicroBatch, TextPairs, distinct_texts
 from pluralign.learning.bradley_terry import damping_factor
 from pluralign.learning.task import FitTask
-from pluralign.learning.trained_pooling import (
-    ON_JUDGMENTS,
-    ON_PAIRS,
-    AttentionNetworks,
-    JudgedLessons,
-    Lessons,
-    train_attention,
-)
+from pluralign.learning.trained_pooling import ON_JUDGMENTS, ON_PAIRS, AttentionNetworks, Start, train_attention
 from pluralign.learning.voices import FACTORS, RankedTexts, Voices
 from pluralign.publishing.export import describe_reader, export
 from pluralign.publishing.standalone import reward_model
@@ -110,6 +104,29 @@ def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path
     assert ensemble.record.insight is not None, "as after a fit on frozen features"
 
 
+def test_texts_are_read_once_for_the_frozen_features_and_once_for_token_states(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trained features are those that the saved encoder gives."""
+    read, encode = list[int](), ModelEncoder._encode
+
+    def counted(self: ModelEncoder, model: Any, items: Any) -> Any:
+        read.append(len(items))
+        return encode(self, model, items)
+
+    monkeypatch.setattr(ModelEncoder, "_encode", counted)
+    monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=1))
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    options = QUICK | {"surface": True, "compare_frozen": False}
+    ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **options)
+    assert sum(read) == len(texts_of(votes))
+    texts = texts_of(votes)[:9]
+    cached = ensemble.features(texts)
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "other"))
+    np.testing.assert_allclose(ensemble.features(texts), cached, rtol=1e-4, atol=1e-4)
+    assert sum(read) == len(texts_of(votes)) + 9
+
+
 @pytest.mark.slow
 def test_a_copied_or_saved_ensemble_takes_its_encoder_along(tuned: Path, votes: PreferenceSet, tmp_path: Path) -> None:
     ensemble, texts = RewardEnsemble.load(tuned), texts_of(votes)[:5]
@@ -132,7 +149,7 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((trained_pooling, "MixtureLoss"), (tuning, "fit_members")):
+    for target, name in ((PairLessons, "loss"), (tuning, "fit_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
@@ -149,9 +166,9 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
 def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noise(states: Any, lessons: Any, *_: Any) -> Any:
+    def noise(states: Any, start: Any, *_: Any) -> Any:
         rng, heads = np.random.default_rng(0), (ON_PAIRS.networks, ON_PAIRS.heads)
-        shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, lessons.rewards.shape[1])}
+        shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
         return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
     monkeypatch.setattr(trained_pooling, "train_attention", noise)
@@ -176,9 +193,9 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
         folds.append([set(task.train.prompt[fold].tolist()) for fold in task.folds])
         return task
 
-    def look_at_training(states: Any, lessons: Any, *arguments: Any, **rest: Any) -> Any:
-        trained.append(set(lessons.pairs.prompt.tolist()))
-        return train(states, lessons, *arguments, **rest)
+    def look_at_training(states: Any, start: Any, *arguments: Any, **rest: Any) -> Any:
+        trained.append(set(start.lessons.prompt.tolist()))
+        return train(states, start, *arguments, **rest)
 
     for module in (frozen_fit, tuning):
         monkeypatch.setattr(module, "task_of", look_at_folds)
@@ -208,7 +225,7 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
     monkeypatch.setattr(trained_pooling, "ON_PAIRS", replace(ON_PAIRS, epochs=2))
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
     ((start, vectors, trained),) = seen
-    items, frozen, teacher = votes.items(), start.lessons.rewards, trained.teacher
+    items, frozen, teacher = votes.items(), start.rewards, trained.teacher
     corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), ON_PAIRS.networks, frozen.shape[1])
     rewards = frozen[:, None] + corrections
     mapped = start.inputs(np.delete(vectors, np.arange(8, vectors.shape[1] - len(NAMES)), axis=1))
@@ -438,10 +455,12 @@ def test_training_learns_which_token_counts(monkeypatch: pytest.MonkeyPatch) -> 
     a, b = np.arange(0, 600, 2, dtype=np.int32), np.arange(1, 600, 2, dtype=np.int32)
     prob_a = 1 / (1 + np.exp(-4.0 * (value[a] - value[b])))
     pairs = TextPairs([], a, b, prob_a, np.arange(300, dtype=np.int32))
-    lessons = Lessons(np.zeros((600, 3)), replace(ON_PAIRS, epochs=30, batch=50), pairs, np.ones(300), (0.5, 0.5))
+    lessons = PairLessons(pairs, MixtureLoss((0.5, 0.5)), {"prob_a": prob_a, "weight": np.ones(300)})
+    nothing, quick = np.zeros((0, 3)), replace(ON_PAIRS, epochs=30, batch=50)
+    start = Start(identity_map(0), nothing, np.zeros((600, 3)), lessons, quick)
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(trained_pooling, "LEARNING_RATE", 1e-2)
-    weights = train_attention(states, lessons, 0, lambda *done: calls.append(done))
+    weights = train_attention(states, start, 0, lambda *done: calls.append(done))
     assert calls[-1] == (180, 180)
     new, expected = marked_texts(rng, 200)
     parts = {name: torch.from_numpy(np.asarray(part)) for name, part in weights.items()}
@@ -449,7 +468,7 @@ def test_training_learns_which_token_counts(monkeypatch: pytest.MonkeyPatch) -> 
     mean = new.states.view(200, 4, 8)[:, :, 0].float().mean(1)
     assert np.corrcoef(outputs[:, -1], expected)[0, 1] > 0.8
     assert np.corrcoef(mean, expected)[0, 1] < 0.6
-    again = train_attention(states, lessons, 0)
+    again = train_attention(states, start, 0)
     for name, part in weights.items():
         np.testing.assert_array_equal(part, again[name])
 
@@ -475,18 +494,19 @@ def test_the_steps_of_an_epoch_have_the_gradient_of_the_likelihood_of_all_judgme
         return float(mixture.by_group(RankedTexts.of(judged, items, moved)).sum())
 
     expected = numeric_gradient(log_likelihood, rewards[at].ravel()).reshape(-1, 2)
-    lessons = JudgedLessons(rewards, replace(ON_JUDGMENTS, epochs=1, batch=1), judged, items, mixture)
+    lessons = JudgedLessons(judged, items, mixture).given(rewards)
     found, total = np.zeros_like(rewards), 0.0
-    for texts, loss in lessons.batches(rng):
-        values = torch.from_numpy(rewards[texts])[:, None].requires_grad_()
-        value = loss(values, 0.0)
+    for of_prompt in range(3):
+        units = np.flatnonzero(lessons.prompt == of_prompt)
+        texts, n = distinct_texts(lessons, units), len(units) * lessons.choices
+        assert (texts // 5 == of_prompt).all()
+        values = torch.from_numpy(rewards[texts]).requires_grad_()
+        value = lessons.loss(values, MicroBatch(units, texts, 1.0), RunningFigures(), 0.0)
         value.backward()
-        rows = np.isin(judged.prompt, np.unique(texts // 5))
-        n = RankedTexts.of(judged[rows], items[np.repeat(rows, judged.sizes)], rewards).n_choices
         assert values.grad is not None
-        found[texts] += -n * values.grad[:, 0].numpy()
+        found[texts] += -n * values.grad.numpy()
         total -= n * float(value.detach())
-    assert lessons.steps == 3
+    assert lessons.choices == RankedTexts.of(judged, items, rewards).n_choices / judged.n
     np.testing.assert_allclose(found[at], expected, atol=1e-5)
     if not linked:
         assert total == pytest.approx(log_likelihood(rewards[at].ravel()))

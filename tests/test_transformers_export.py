@@ -1,5 +1,6 @@
 """Exports: plain transformers and TRL get the same rewards, heads survive, and the card has the measured figures."""
 
+import errno
 import importlib
 import json
 import re
@@ -22,7 +23,7 @@ from pluralign.core import hub
 from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.publishing.export import keep_outputs
+from pluralign.publishing.export import replace_head
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, head_weights
 
@@ -76,7 +77,7 @@ def save_ensemble(
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
     theta = np.eye(outputs)
     if method == "joint":
-        theta = head_weights(features).T if head is None else head
+        theta = head_weights(features, folder / "backbone").T if head is None else head
     ensemble = RewardEnsemble(LinearMembers(identity_map(len(theta)), theta[:, kept]), weights, features)
     ensemble.save(folder)
     return ensemble
@@ -182,7 +183,7 @@ def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, 
 def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "dir" / "backbone", base, 3, seed=1, keeps_head=False)
     save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3, np.eye(16))
-    with pytest.raises(DataError, match=r"the adapter was saved without its head, score; fit again"):
+    with pytest.raises(DataError, match=r"the model was saved without its head; fit again"):
         export(tmp_path / "dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -276,7 +277,7 @@ def test_a_head_can_combine_outputs() -> None:
     with torch.no_grad():
         tokens = torch.tensor([[2, 5, 7, 3]])
         before = model(tokens).logits.numpy()
-        keep_outputs(model, theta)
+        replace_head(model, theta, of_outputs=True)
         np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
 
 
@@ -340,7 +341,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
         *((tmp_path / "out", {"member": member}, f"member must be 0 to 2, or all, not {member}") for member in (3, -1)),
         (tmp_path / "out", {"dtype": "flaot16"}, "did you mean 'float16'"),
         *((place, {"overwrite": True}, "outside the ensemble's") for place in (joint, joint / "out", joint.parent)),
-        (tmp_path / "file", {}, "is a file"),
+        (tmp_path / "file", {}, "is not a folder"),
     ):
         with pytest.raises(UsageError, match=words):
             export(joint, place, **wrong)
@@ -352,7 +353,7 @@ def test_an_export_replaces_only_an_export(joint: Path, tmp_path: Path, monkeypa
     out = tmp_path / "out"
     out.mkdir()
     export(joint, out, member=0)
-    with pytest.raises(UsageError, match=r"is not empty; .* overwrite"):
+    with pytest.raises(UsageError, match=r"holds other files; .* overwrite"):
         export(joint, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
@@ -364,14 +365,16 @@ def test_an_export_replaces_only_an_export(joint: Path, tmp_path: Path, monkeypa
     export(joint, out, overwrite=True)
     assert "pluralign_weights" in json.loads((out / "config.json").read_text())
     (out / "pluralign.json").unlink()
-    with pytest.raises(UsageError, match="is not an earlier export"):
+    with pytest.raises(UsageError, match="holds other files; name another folder, or remove this one"):
         export(joint, out, overwrite=True)
 
 
-def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = importlib.import_module("shutil").disk_usage(tmp_path)
-    monkeypatch.setattr("pluralign.publishing.export.shutil.disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(UsageError, match=r"but only 0 MB are free"):
+def test_a_full_disk_is_one_sentence(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fills(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(importlib.import_module("transformers").PreTrainedModel, "save_pretrained", fills)
+    with pytest.raises(DataError, match="out: the disk is full"):
         export(joint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -11,13 +11,14 @@ import torch
 from rich.console import Console
 from tiny import camp_votes, ranked_camps
 
-from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences
+from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes
 from pluralign.cli.render.results import fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
 from pluralign.ensemble.record import EncoderChoice
 from pluralign.learning import tuned
-from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
+from pluralign.learning.backbone.losses import JudgedLessons, RunningFigures, VoteLoss
+from pluralign.learning.backbone.recipe import MicroBatch
 from pluralign.learning.backbone.train import StepCallback
 from pluralign.learning.task import FitWatcher
 from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
@@ -96,14 +97,42 @@ def test_tuned_model_is_kept_with_a_note_if_the_frozen_one_cannot_be_read(
 
 
 @pytest.mark.slow
-def test_a_backbone_learns_from_counts_and_its_members_from_rankings(llama: Path, tmp_path: Path) -> None:
-    votes = load_preferences(ranked_camps(40))
-    ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), compare_frozen=False, **QUICK)
-    record = ensemble.record
-    assert record.target == "judgments"
-    assert record.encoders is not None
+@pytest.mark.parametrize("raters", [False, True])
+def test_rankings_train_the_backbone_and_the_members(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raters: bool
+) -> None:
+    """Training starts from the mixture on the base model's states, and whole judgments become more likely."""
+    rows, options = ranked_camps(80), QUICK | {"epochs": 8, "batch_size": 40, "compare_frozen": False}
+    options["learning_rate"] = 2e-4
+    votes: Any = load_rater_votes(rows, "person") if raters else load_preferences(rows)
+    losses, lessons, loss = list[float](), list[JudgedLessons](), JudgedLessons.loss
+
+    def look(self: JudgedLessons, rewards: Any, batch: MicroBatch, *rest: Any) -> Any:
+        found = loss(self, rewards, batch, *rest)
+        losses.append(batch.scale * float(found.detach()))
+        lessons.append(self)
+        return found
+
+    monkeypatch.setattr(JudgedLessons, "loss", look)
+    ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), **options)
+    record: Any = ensemble.record
+    assert record.target == ("raters" if raters else "judgments")
     assert record.encoders.judgments
-    assert any("learned from vote counts, and only its members from" in note for note in record.notes or [])
+    assert ensemble.features.to_json()["outputs"] == 2, "an output per member"
+    judged, steps = lessons[0].judgments, record.tuning["steps"]
+    assert steps == round(8 * judged.n / 40), "a step has 40 judgments"
+    assert (lessons[0].posterior is not None) == judged.linked == raters
+    epochs = np.mean(np.reshape(losses[: len(losses) // 8 * 8], (8, -1)), axis=1)
+    assert epochs[0] < np.log(24) / 3, "better than any order from the start"
+    assert epochs[-1] < epochs[0] - 0.02
+
+
+@pytest.mark.slow
+def test_a_fresh_head_learns_from_counts_with_a_note(llama: Path, tmp_path: Path) -> None:
+    votes, options = load_preferences(ranked_camps(40)), QUICK | {"fresh_head": True, "compare_frozen": False}
+    record = fit(votes, folder=tmp_path / "town", backbone=str(llama), **options).record
+    assert record.target == "judgments"
+    assert any("a fresh head learns from vote counts" in note for note in record.notes or [])
 
 
 def test_trained_and_frozen_features_are_compared_in_a_table() -> None:

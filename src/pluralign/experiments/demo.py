@@ -1,31 +1,25 @@
 """``demo``: fit every method on a town hall with known preferences, analyse one ensemble in detail, and report it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from pluralign.answering.answer import Answer, answer
-from pluralign.core.arrays import Array, FloatArray, Mask
+from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import JsonObject, to_json
-from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.ensemble.held_out import score_held_out
 from pluralign.learning.fit import fit
-from pluralign.learning.frozen import fit_members
 from pluralign.learning.measure import read_ensemble
-from pluralign.learning.options import FitOptions
-from pluralign.learning.task import MANY_PAIRS, LearningData
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.publishing.tables import Table
-from pluralign.text.encoders import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes
@@ -160,35 +154,6 @@ def demo(
     )
 
 
-def fit_features(preferences: PreferenceSet, features: Array, **options: Any) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble on given features, with the same training and the same held-out prompts as ``fit``.
-
-    Args:
-        preferences: the votes.
-        features: raw features of ``texts_of(preferences)``, in that order, ``(n_texts, d)``; those of a town hall are
-            what decides its votes.
-        **options: those of ``fit``; ``encoder`` and ``surface`` are ignored.
-
-    Returns:
-        The ensemble and the held-out votes with its rewards. It has no encoder: use ``ensemble.members.rewards`` on
-        features.
-
-    Example:
-        >>> town = town_hall(400)
-        >>> ensemble, held_out = fit_features(town.preferences, town.features, k=2)
-        >>> ensemble.members.theta.shape
-        (18, 2)
-    """
-    chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
-    if preferences.knows_raters:
-        chosen = replace(chosen, level="policy")
-    rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
-    nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
-    data = LearningData(preferences, rows, vectors, nothing, chosen)
-    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return fit_members(data)
-
-
 def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:
     record = ensemble.record
     if record.evaluation is None:
@@ -214,17 +179,13 @@ def ask(town: TownHall, ensemble: RewardEnsemble, prompt: int, *, seed: int = 0)
         >>> len(asked.responses), round(sum(asked.first_choices), 6), asked.answer.mode
         (6, 1.0, 'balanced')
     """
-    votes, of_prompt, rewards = town.preferences, *_rewards_of_town(town, prompt)
+    votes = town.preferences
+    of_prompt = votes.items().prompt_index == prompt
+    rewards = town.annotator_rewards(range(len(town.tastes)))[of_prompt]
     responses = tuple(str(votes.responses[i]) for i in np.flatnonzero(of_prompt))
     first = np.bincount(rewards.argmax(axis=0), minlength=len(responses)) / rewards.shape[1]
     text = votes.prompts[prompt]
     return Asked(str(text), responses, answer(ensemble, text, responses, seed=seed), tuple(first.tolist()))
-
-
-def _rewards_of_town(town: TownHall, prompt: int) -> tuple[Mask, FloatArray]:
-    """Return which responses belong to a prompt, and everyone's rewards of these, ``(n_responses, n_people)``."""
-    of_prompt = town.preferences.items().prompt_index == prompt
-    return of_prompt, town.annotator_rewards(range(len(town.tastes)))[of_prompt]
 
 
 def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodResult:
@@ -244,7 +205,7 @@ def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodRe
 
 
 def write_demo_report(result: DemoResult, path: Path, commands: Sequence[Sequence[str]] = ()) -> Path:
-    """Write a report of the ensemble, with camps, and tables of everything that the terminal leaves out.
+    """Write a report of the ensemble, with camps, and a table of all methods.
 
     Args:
         result: of the demo.
@@ -253,31 +214,19 @@ def write_demo_report(result: DemoResult, path: Path, commands: Sequence[Sequenc
     """
     from pluralign.publishing.report import page
 
-    tables: dict[str, Any] = {"camps": result.camps, "details": list(detail_tables(result))}
+    tables: dict[str, Any] = {"camps": result.camps, "details": [methods_table(result)]}
     text = page(result.ensemble, result.report_data, name="The town hall", commands=commands, **tables)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
 
 
-def detail_tables(result: DemoResult) -> Iterator[Table]:
-    """Yield all methods, and the estimates beside the truth."""
-    estimated, truth = result.inspect, result.truth
-    yield Table(
+def methods_table(result: DemoResult) -> Table:
+    """Return the table of all methods."""
+    return Table(
         "All methods on held-out prompts, best first",
         ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
         [(*astuple(one)[:-1], "" if one.seconds is None else f"{one.seconds:.1f}") for one in result.methods],
         "True error: squared distance to the shares of the whole town. Corrected: an estimate of it from the votes "
         "alone. Worst member: largest disagreement of a member (chance level .500).",
-    )
-    yield Table(
-        "Estimates from the votes, and the known truth",
-        ("", "observed", "estimated", "true"),
-        [
-            ("noise", None, estimated.noise, truth.noise),
-            ("constant ½", estimated.constant_half, estimated.constant_half_corrected, truth.constant_half),
-            ("floor", estimated.floor, estimated.floor_corrected, truth.floor),
-            ("majority share", estimated.majority_share, None, truth.majority_share),
-        ],
-        "The corrected floor is biased low: majorities are estimated from the same votes.",
     )

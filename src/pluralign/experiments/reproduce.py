@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pluralign.answering.generate import Generation, generate
+from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import changed_inputs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write, refuse_foreign
@@ -33,15 +34,18 @@ from pluralign.experiments.rehearsal import one_thread, rehearsal
 from pluralign.learning.fit import fit
 from pluralign.measuring.diversity import Diversity, measure_diversity, score_candidates
 from pluralign.measuring.report_data import ReportOptions, collect_report_data
-from pluralign.votes.candidates import load_candidates
+from pluralign.votes.candidates import Candidates, load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.summary import inspect
+from pluralign.votes.summary import Bar, inspect
 
 CLOSE = 0.02
 """A figure matches the paper's if it differs by at most this share of it."""
 Announce = Callable[[str], None]
+FAVOURITES_FILE = "favourites.jsonl"
+FIRST_MEMBERS = 5
+"""Number of members whose favourites are written (App. G)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Outcome:
     title: str
     table: list[Figure]
     """The paper's Table 1 and the same figures of these votes."""
+    histogram: list[Bar]
+    """Pairs by majority share: the paper's histogram of p."""
     history: list[HistoryRow]
     """Training and held-out Brier score by k: Figure 2."""
     floor: float
@@ -91,7 +97,7 @@ class Reproduction:
     experiments: dict[str, Outcome]
     """By the name of the recipe."""
     figures: list[str]
-    """Of all four: files of the paper's Figures 2 and 3 with four panels, as PNG and SVG."""
+    """Of all four: files of the paper's histogram of p and Figures 2 and 3 with four panels, as PNG and SVG."""
 
 
 @show_options(ReproduceOptions)
@@ -112,7 +118,8 @@ def reproduce(
     Args:
         name: ``multipref``, ``personalllm``, ``helpsteer2`` or ``tldr`` (``NAME:FOLDER`` reads a local copy); ``all``
             (``all:FOLDER`` reads a folder with a folder for each); or other votes, as ``load_preferences`` takes them.
-        folder: output folder: ``ensemble``, ``candidates.jsonl``, ``report.html`` and ``reproduce.json``; with ``all``
+        folder: output folder: ``ensemble``, ``candidates.jsonl``, ``favourites.jsonl`` (App. G), ``report.html`` and
+            ``reproduce.json``; with ``all``
             a folder with these for each experiment, and the figures of all.
         options: what to train and how; ``changes`` are its fields, by name. ``tiny`` rehearses with a tiny random
             model on few of the votes, or on synthetic ones if the votes would have to be downloaded.
@@ -145,11 +152,11 @@ def reproduce(
     if len(todo) > 1:
         from pluralign.publishing import figures
 
-        titles = {outcome.title: outcome for outcome in done.values()}
-        ensembles = [RewardEnsemble.load(one.folder / "ensemble") for one in todo]
-        panels = figures.brier_panels(dict(zip(titles, [one.record for one in ensembles], strict=True)))
-        taus = figures.tau_panels({title: outcome.tau for title, outcome in titles.items()})
-        drawn = figures.save_figures({"figure2": panels, "figure3": taus}, folder)
+        records = {done[one.recipe.name].title: RewardEnsemble.load(one.folder / "ensemble").record for one in todo}
+        panels = figures.brier_panels(records)
+        taus = figures.tau_panels({outcome.title: outcome.tau for outcome in done.values()})
+        shares = figures.share_panels({outcome.title: outcome.histogram for outcome in done.values()})
+        drawn = figures.save_figures({"histogram": shares, "figure2": panels, "figure3": taus}, folder)
     return Reproduction(str(folder), options.tiny, done, list(map(str, drawn)))
 
 
@@ -161,15 +168,23 @@ def _run(experiment: Experiment, page: Callable[..., str], announce: Announce, p
     votes = cache(lambda: load_preferences(experiment.data, experiment.load, progress=progress))
     candidates = cache(lambda: load_candidates(folder / "candidates.jsonl"))
 
-    table = run(inspecting, lambda: compare_table(recipe, votes()))
+    def look_at_votes() -> JsonObject:
+        return {"table": compare_table(recipe, votes()), "histogram": inspect(votes()).histogram}
+
+    def rank() -> Diversity:
+        rewards = score_candidates(ensemble, candidates(), progress)
+        with atomic_write(folder / FAVOURITES_FILE) as partial:
+            partial.write_text("".join(map(favourites_line, candidates(), rewards)), encoding="utf-8")
+        return measure_diversity(ensemble, rewards)
+
+    seen = run(inspecting, look_at_votes)
     run(fitting, lambda: _fit(experiment, votes(), progress), folder / "ensemble" / ENSEMBLE_FILE)
     ensemble = RewardEnsemble.load(folder / "ensemble")
     evaluation, history = ensemble.record.evaluation, ensemble.record.history
     if evaluation is None:
         raise UsageError("the ensemble has no held-out figures: fit with held-out prompts.")
     sampled = run(sampling, lambda: _generate(experiment, progress), folder / "candidates.jsonl")
-    ranked = run(ranking, lambda: measure_diversity(ensemble, score_candidates(ensemble, candidates(), progress)))
-    diversity = from_json(Diversity, ranked)
+    diversity = from_json(Diversity, run(ranking, rank, folder / FAVOURITES_FILE))
 
     def write_report() -> str:
         options = ReportOptions(candidates=candidates(), seed=experiment.options.seed)
@@ -182,7 +197,8 @@ def _run(experiment: Experiment, page: Callable[..., str], announce: Announce, p
     floor = evaluation.baselines["floor"].brier
     return Outcome(
         title=recipe.title,
-        table=[from_json(Figure, figure) for figure in table],
+        table=[from_json(Figure, figure) for figure in seen["table"]],
+        histogram=[from_json(Bar, bar) for bar in seen["histogram"]],
         history=history,
         floor=floor,
         members_below_floor=min((row.k for row in history if row.test_brier < floor), default=None),
@@ -243,13 +259,12 @@ def compare_table(recipe: Recipe, votes: PreferenceSet) -> list[Figure]:
     (train, test), summary, paper = votes.split(), inspect(votes), recipe.paper
     counts = {"training pairs": len(train), "pairs": len(votes), "responses": len(votes.items().prompt_index)}
     counted = paper.pairs_are if paper else "training pairs"
-    with_ties = paper is not None and paper.ties_in_share
     here = {
         counted: counts[counted],
         "training prompts": len(train.prompts),
         "test prompts": len(test.prompts),
         "annotators per pair": float((votes.votes_a + votes.votes_b + votes.ties).mean()),
-        "majority share": summary.majority_share_of_all if with_ties else summary.majority_share,
+        "majority share": summary.majority_share_of_all if paper and paper.ties_in_share else summary.majority_share,
     }
     if paper is None:
         return [Figure(name, None, value, False) for name, value in here.items()]
@@ -258,6 +273,12 @@ def compare_table(recipe: Recipe, votes: PreferenceSet) -> list[Figure]:
         Figure(name, theirs, value, abs(value - theirs) <= CLOSE * theirs)
         for (name, value), theirs in zip(here.items(), printed, strict=True)
     ]
+
+
+def favourites_line(of_prompt: Candidates, rewards: FloatArray) -> str:
+    """Return a prompt with the top-ranked continuation of each of the first members, in order of training (App. G)."""
+    best = [of_prompt.responses[i] for i in rewards[:, :FIRST_MEMBERS].argmax(axis=0)]
+    return json.dumps({"prompt": of_prompt.prompt_text, "favourites": best}, ensure_ascii=False) + "\n"
 
 
 def _fit(experiment: Experiment, votes: PreferenceSet, progress: Progress | None) -> dict[str, Any]:

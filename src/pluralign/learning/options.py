@@ -117,7 +117,7 @@ class FinetuneOptions:
     )
     epochs: float = option(1.0, "Backbone: passes over the training pairs.")
     batch_size: int | None = option(
-        None, "Backbone: pairs per step, all devices together; by default 512, less for few pairs."
+        None, "Backbone: pairs or judgments per step, all devices together; by default 512, less for few of them."
     )
     max_length: int = option(1024, "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt.")
     gradient_checkpointing: bool = option(False, "Backbone: recompute activations to save memory.")

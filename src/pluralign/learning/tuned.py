@@ -31,7 +31,7 @@ from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
-from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
 from pluralign.learning.choose import validated_members
@@ -52,7 +52,7 @@ from pluralign.learning.task import (
 )
 from pluralign.learning.voices import STARTS, RankedTexts, Voices, VoicesSearch, fit_voices, mean_of
 from pluralign.text.encoders import TextFeatures
-from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
+from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights, model_folders
 from pluralign.theory.calibration import brier, brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.votes.judgments import Judgments
@@ -61,7 +61,6 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 logger = logging.getLogger("pluralign")
 Judged: TypeAlias = tuple[RewardEnsemble, HeldOutVotes]
 """An ensemble with its record, and the held-out votes with their rewards."""
-FROM_COUNTS = "the model learned from vote counts, and only its members from whole judgments"
 AFTER_TRAINING = ("compare_frozen",)
 """Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
@@ -97,12 +96,21 @@ class TunedTask:
         """The judgments on the training prompts with the text of each entry, if members learn from them."""
         return judgments_of(self.preferences, ~self.test_rows, self.options)
 
-    def without_validation(self, name: str, one: "Candidate") -> FitTask:
-        """Return the task of a fit that makes its choices on the validation prompts and is compared there."""
+    @property
+    def learned_judgments(self) -> tuple[Judgments, IndexArray] | None:
+        """The judgments that features are trained on."""
+        if self.judged is None:
+            return None
+        judged, items = self.judged
+        learned = np.isin(judged.prompt, self.preferences.prompt_index[self.learned])
+        return judged[learned], items[np.repeat(learned, judged.sizes)]
+
+    def without_validation(self, name: str, one: "Candidate") -> tuple[FitTask, FeatureMap]:
+        """Return a fit that makes its choices on the validation prompts and is compared there, and its inputs."""
         data = self.data(one.features, one.vectors, f"{name}, without validation prompts")
         data = replace(data, watcher=FitWatcher())
         trained = _trained(self, data, one)
-        return task_of(data, trained.inputs, trained)
+        return task_of(data, trained.inputs, trained), trained.inputs
 
     def pairs(self, inputs: Array) -> Pairs:
         """Return all pairs, with the inputs of all texts."""
@@ -221,7 +229,7 @@ def _fit_backbone(task: TunedTask) -> Judged:
     if options.method == "joint":
         candidates, notes = _candidates(task, features)
         ensemble, held_out = compare(task, candidates)
-        notes = [*(ensemble.record.notes or []), *run.notes, *notes, *[FROM_COUNTS] * (task.judged is not None)]
+        notes = [*(ensemble.record.notes or []), *run.notes, *notes]
     else:
         ensemble, held_out, chosen = _fit_stages(task, features)
         settings |= chosen
@@ -255,7 +263,8 @@ def _candidates(task: TunedTask, model: FinetunedFeatures) -> tuple[dict[str, Ca
     """Return the states of a fine-tuned model, its outputs, and the frozen model, with notes for the user."""
     states = model(texts_of(task.preferences), task.progress)
     forget_models()
-    candidates = {"tuned": Candidate(model, states), "outputs": Candidate(model, states, head_weights(model).T)}
+    (folder,) = model_folders(model)
+    candidates = {"tuned": Candidate(model, states), "outputs": Candidate(model, states, head_weights(model, folder).T)}
     if not task.tuning.compare_frozen:
         return candidates, []
     try:
@@ -302,7 +311,7 @@ def _validation_errors(task: TunedTask, name: str, one: Candidate) -> tuple[Floa
     may still be poor ones for hard votes. Target and regularisation are chosen on the same prompts, for all features
     alike: elsewhere a tuned model fits the votes too well to choose there.
     """
-    fit = task.without_validation(name, one)
+    fit, _ = task.without_validation(name, one)
     if task.judged is not None:
         voices, check = validated_voices(fit, *task.judged)
         error = (-voices.by_group(check) / check.judgments_of_group)[check.group_of_judgment]
@@ -332,6 +341,18 @@ def validated_voices(task: FitTask, judgments: Judgments, items: IndexArray) -> 
         return mean_of(task.in_parallel(fits), learn.inputs)
 
     return task.checkpoints.keep("voices", Voices, fit), search.texts(task.folds[0], linked=False)
+
+
+def mixture_of(task: TunedTask, name: str, one: Candidate) -> tuple[FeatureMap, Voices, FloatArray]:
+    """Fit the mixture to the judgments without the validation prompts.
+
+    Returns:
+        The map to its inputs, the mixture, and its rewards of all texts, ``(n_texts, k)``.
+    """
+    assert task.judged is not None  # noqa: S101
+    fit, inputs = task.without_validation(name, one)
+    voices, _ = validated_voices(fit, *task.judged)
+    return inputs, voices, fit.train.inputs.astype(np.float64) @ voices.theta
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> tuple[str, str]:

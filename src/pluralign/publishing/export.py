@@ -5,7 +5,6 @@ Fine-tuned ensembles become reward models of transformers. Ensembles on frozen f
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,11 +13,10 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
 import numpy as np
-from safetensors import safe_open
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.files import atomic_folder
+from pluralign.core.files import atomic_folder, disk_errors_as_data_error, refuse_foreign
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
 from pluralign.core.json_values import JsonObject, to_json
 from pluralign.core.text import counted
@@ -33,7 +31,7 @@ from pluralign.publishing.card import Kind, ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.text import classifier, loading
 from pluralign.text.encoders import ENCODER_FOLDER, HashingEncoder, TextFeatures
-from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
+from pluralign.text.finetuned import FinetunedFeatures, head_weights, load_finetuned, model_folders
 from pluralign.text.transformer import ModelEncoder
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Item, Message, Prompt
@@ -101,13 +99,7 @@ def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
     inside, outside = folder.resolve(), output.resolve()
     if inside == outside or inside in outside.parents or outside in inside.parents:
         raise UsageError(f"{output} must be outside the ensemble's folder {folder}, and not contain it.")
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; name a folder.")
-    if output.exists() and any(output.iterdir()):
-        if not overwrite:
-            raise UsageError(f"{output} is not empty; name another folder, or replace an export with --overwrite.")
-        if not (output / INDEX_FILE).is_file():
-            raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
+    refuse_foreign(output, *[INDEX_FILE] * overwrite, overwrite=None if overwrite else False)
 
 
 def index_of(card: ModelCard, groups: Mapping[str, Sequence[int]]) -> JsonObject:
@@ -334,7 +326,7 @@ def export(
         names = [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
     card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
     groups = {f"member-{j}": [j] for j in members} if member == "all" else {".": members}
-    with atomic_folder(output) as partial:
+    with disk_errors_as_data_error(output), atomic_folder(output) as partial:
         if isinstance(features, TextFeatures):
             write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
             (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
@@ -380,9 +372,9 @@ def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]
         places, theta = [places[own]], theta[own : own + 1]
     model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
-        refuse_without_head(places[0], classifier.classifier_head(model)[0])
+        head_weights(features, places[0])  # without its head, transformers would make a random one
         model = model.merge_and_unload()
-    (replace_head if features.method == "joint" else keep_outputs)(model, theta)
+    replace_head(model, theta, of_outputs=features.method == "stagewise")
     return model, tokenizer
 
 
@@ -408,10 +400,6 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     import torch
 
     place.mkdir(exist_ok=True)
-    kept, free = getattr(torch, dtype), shutil.disk_usage(place).free
-    size = sum(part.numel() for part in model.parameters()) * kept.itemsize
-    if size > free:
-        raise UsageError(f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free.")
     # Long inputs are truncated at the beginning of the prompt, as in the fit of the ensemble.
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved
@@ -425,7 +413,7 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
         for name, content in CROSS_ENCODER_FILES.items():
             (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     with loading.quiet_transformers():
-        model.to("cpu", kept).save_pretrained(place)
+        model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
         tokenizer.save_pretrained(place)
     for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
         path.chmod((place / "config.json").stat().st_mode)
@@ -441,48 +429,26 @@ def ends_in_padding(model: Any, tokenizer: Any) -> bool:
     return bool(classifier.reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
 
 
-def refuse_without_head(adapter: Path, head: str) -> None:
-    """Raise DataError if an adapter was saved without its head.
-
-    Merging such an adapter gives a random head: the base model has none, so transformers initializes one at random, and
-    peft does not replace it if ``modules_to_save`` did not name it.
-    """
-    weights = adapter / "adapter_model.safetensors"
-    name, *_ = head.partition(".modules_to_save.")
-    with safe_open(weights, framework="numpy") as file:
-        if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
-            remedy = "fit again; its rewards cannot be recovered"
-            raise DataError(f"the adapter was saved without its head, {name}", file=str(weights), remedy=remedy)
-
-
-def keep_outputs(model: Any, theta: FloatArray) -> None:
-    """Change the head of a sequence classifier so that it returns θᵀ·outputs; one-hot columns select outputs.
-
-    Args:
-        model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.
-        theta: ``(outputs, k)``.
-    """
-    _, head = classifier.classifier_head(model)
-    bias = None if head.bias is None else theta.T @ head.bias.detach().double().cpu().numpy()
-    replace_head(model, head.weight.detach().double().cpu().numpy().T @ theta, bias)
-
-
-def replace_head(model: Any, theta: FloatArray, bias: FloatArray | None = None) -> None:
-    """Change the head of a sequence classifier so that it returns θᵀ·states.
+def replace_head(model: Any, theta: FloatArray, *, of_outputs: bool = False) -> None:
+    """Change the head of a sequence classifier so that it returns θᵀ·states, or θᵀ·outputs.
 
     Args:
         model: changed in place.
-        theta: ``(hidden, k)``.
-        bias: of a head that has one, ``(k,)``; zeros by default.
+        theta: ``(hidden, k)``; of outputs, ``(outputs, k)``: then W' = θᵀ W and b' = θᵀ b.
+        of_outputs: whether θ combines the outputs of the old head.
     """
     import torch
 
     name, head = classifier.classifier_head(model)
+    bias = np.zeros(theta.shape[1])
+    if of_outputs:
+        bias = bias if head.bias is None else theta.T @ head.bias.detach().double().cpu().numpy()
+        theta = head.weight.detach().double().cpu().numpy().T @ theta
     kept = torch.nn.Linear(len(theta), theta.shape[1], bias=head.bias is not None, device=head.weight.device)
     with torch.no_grad():
         kept.weight.copy_(torch.as_tensor(np.ascontiguousarray(theta.T)))
         if kept.bias is not None:
-            kept.bias.copy_(torch.as_tensor(np.zeros(theta.shape[1]) if bias is None else bias))
+            kept.bias.copy_(torch.as_tensor(bias))
     model.set_submodule(name, kept)
     model.num_labels = model.config.num_labels = theta.shape[1]
 

@@ -33,7 +33,7 @@ from pluralign.measuring.verdicts import floor_is_compared
 from pluralign.publishing.tables import number
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
-from pluralign.votes.summary import Inspection
+from pluralign.votes.summary import Bar, Inspection
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
 ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"
@@ -110,23 +110,34 @@ def plot_ensemble(ensemble: RewardEnsemble) -> Figure:
     return drawing
 
 
-@rc_context(STYLE)
 def share_histogram(votes: Inspection) -> Figure:
     """Draw the distribution of the majority share over pairs: the paper's histogram of p."""
-    drawing, axes = figure(height=3.0)
-    single_values = all(bar.low == bar.high for bar in votes.histogram)
-    middles = [(bar.low + bar.high) / 2 for bar in votes.histogram]
+    return _one(_draw_shares, votes.histogram, size=(7.0, 3.0))
+
+
+@rc_context(STYLE)
+def share_panels(histograms: Mapping[str, Sequence[Bar]]) -> Figure:
+    """Draw the distribution of the majority share for several data sets, by their titles."""
+    rows = math.ceil(len(histograms) / 2)
+    drawing, axes = panels(11.0, 3.0 * rows, (1.0, 1.0), rows)
+    for panel, (title, bars) in zip(axes, histograms.items(), strict=False):
+        _draw_shares(panel, bars)
+        panel.set_title(title)
+    return drawing
+
+
+def _draw_shares(axes: Axes, bars: Sequence[Bar]) -> None:
+    middles, n_pairs = [(bar.low + bar.high) / 2 for bar in bars], sum(bar.count for bar in bars)
     width = 0.8 * min([b - a for a, b in itertools.pairwise(middles)], default=0.05)
-    heights = [bar.count / votes.pairs for bar in votes.histogram]
+    heights = [bar.count / n_pairs for bar in bars]
     axes.bar(middles, heights, width=width, color=ENSEMBLE)
     for x, height in zip(middles, heights, strict=True):
         axes.annotate(f"{height:.0%}", (x, height), ha="center", va="bottom", xytext=(0, 2),
                       textcoords="offset points", color=MUTED, fontsize=9)  # fmt: skip
-    if single_values:
+    if all(bar.low == bar.high for bar in bars):
         axes.set_xticks(middles, [f"{x:.2f}" for x in middles])
     axes.set(xlabel="majority share", ylabel="share of pairs", ylim=(0, max(heights) * 1.15))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    return drawing
 
 
 def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:

@@ -261,11 +261,14 @@ def _read_head(model: Any, folder: Path) -> None:
                     head.get_parameter(part.rpartition(".")[2]).copy_(file.get_tensor(part))
 
 
-def head_weights(features: FinetunedFeatures) -> FloatArray:
-    """Return the weights of the trained head of a joint model, ``(outputs, hidden)``. Loads no other weights."""
+def head_weights(features: FinetunedFeatures, folder: Path) -> FloatArray:
+    """Return the weights of the head of one of the models, ``(outputs, hidden)``. Loads no other weights.
+
+    Raises:
+        DataError: the model was saved without it.
+    """
     import torch
 
-    (folder,) = model_folders(features)
     source = loading.model_folder(features.base, features.revision) if features.lora else folder
     with loading.loading(folder, SAVED_AGAIN, adapter=features.lora) as transformers, torch.device("meta"):
         config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)

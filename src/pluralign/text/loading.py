@@ -275,6 +275,8 @@ CONFIGURATION = re.compile(
 """JSON files that name classes."""
 VOCABULARY = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """JSON files whose keys are words."""
+LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
+"""Number of a layer in the name of a weight."""
 PICKLED = ("pytorch_model*.bin", "adapter_model*.bin", "*.pkl", "*.pickle")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 """Files that libraries prefer to pickled ones."""
@@ -337,11 +339,24 @@ def _check_file(path: Path, *_: int) -> None:
     if not is_config and path.name not in VOCABULARY:
         return
     values = read_json(path, list if path.name == "modules.json" else dict)
+    if path.name == "config.json":
+        _check_layers(path, values.get("num_hidden_layers"))
     for key, value in _settings(values) if is_config else ():
         if _is_foreign(path.name, key, value):
             problem = f"its {key} ({one_line(value, 80)}) names code that is not part of a known library"
             remedy = "name a model without code of its own, or remove this setting if transformers has its class"
             raise DataError(problem, file=str(path), remedy=remedy)
+
+
+def _check_layers(config: Path, depth: object) -> None:
+    """Raise DataError if the weights beside a configuration have fewer layers: libraries make the others at random."""
+    found = set()
+    for path in config.parent.glob("*.safetensors"):
+        with errors_of(path, "it is damaged", COPY_AGAIN), safe_open(path, framework="numpy") as file:
+            found |= {int(name[1]) for name in map(LAYER.search, file.keys()) if name}
+    if found and isinstance(depth, int) and max(found) + 1 < depth:
+        problem = f"its weights have {max(found) + 1} layers, but config.json gives {depth}"
+        raise DataError(problem, file=str(config.parent), remedy=COPY_AGAIN)
 
 
 def _settings(value: Any) -> Iterator[tuple[str, Any]]:

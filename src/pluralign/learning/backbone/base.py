@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import transformers
 from threadpoolctl import threadpool_limits
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.processes import Processes
 from pluralign.ensemble.members import fit_feature_map
@@ -165,13 +166,22 @@ def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class BaseStates:
-    """The training pairs by the states of the base model, and the rewards fitted to them."""
+    """The states of the base model for all texts, and the training pairs by them."""
 
+    states: Vectors
+    """``(n_texts, hidden)``."""
     pairs: Pairs
     """Their inputs are the scaled states of the texts."""
     factor: FloatArray
     """Scale factor of each dimension, ``(hidden,)``."""
-    teacher: Teacher
+    seed: int
+    """Of the validation folds."""
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """The rewards fitted to the training pairs."""
+        with threadpool_limits(1, user_api="blas"):
+            return fit_teacher(self.pairs, validation_folds(self.pairs.prompt, self.seed))
 
     def head(self, theta: FloatArray) -> FloatArray:
         """Return linear rewards of the inputs, ``(hidden, outputs)``, as weights of a head, ``(outputs, hidden)``."""
@@ -198,6 +208,4 @@ def base_states(base: BaseModel, model: Any, pairs: TextPairs, seed: int, proces
     used = np.unique(np.concatenate([pairs.a, pairs.b]))
     scaling = fit_feature_map(states[used], 0)
     inputs = Pairs(scaling(states), pairs.a, pairs.b, pairs.prob_a, pairs.prompt)
-    with threadpool_limits(1, user_api="blas"):
-        teacher = fit_teacher(inputs, validation_folds(inputs.prompt, seed))
-    return BaseStates(inputs, np.asarray(scaling.gain / scaling.spread, dtype=np.float64), teacher)
+    return BaseStates(states, inputs, np.asarray(scaling.gain / scaling.spread, dtype=np.float64), seed)

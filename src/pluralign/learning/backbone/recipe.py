@@ -1,8 +1,8 @@
-"""The recipe of fine-tuning (the paper's App. Training Pipeline): steps, learning rates, and the order of pairs.
+"""The recipe of fine-tuning (the paper's App. Training Pipeline): steps, learning rates, and the order of training.
 
-The pairs of a prompt share responses. A step therefore takes whole prompts, and a micro-batch reads each of its texts
-once and takes all its pairs from their rewards. The loss is a mean over the pairs of a step, so the split into
-micro-batches changes no result.
+A model learns from units: pairs with their votes, or whole judgments. The units of a prompt share responses. A step
+therefore takes whole prompts, and a micro-batch reads each of its texts once and takes all its units from their
+rewards. The loss is a mean over the units of a step, so the split into micro-batches changes no result.
 """
 
 import importlib
@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,27 +37,27 @@ held-out error was higher than with as many single pairs (docs/log.md)."""
 
 
 def batch_and_steps(
-    n_pairs: int, n_prompts: int, batch_size: int | None = None, epochs: float = 1.0
+    n_units: int, n_prompts: int, batch_size: int | None = None, epochs: float = 1.0
 ) -> tuple[int, int]:
-    """Return pairs per step, and the number of steps.
+    """Return units per step, and the number of steps.
 
     The batch is the largest power of two up to 512 that gives at least 32 steps per epoch, but no smaller than the
-    pairs of eight prompts.
+    units of eight prompts.
 
     Args:
-        n_pairs: number of training pairs.
+        n_units: number of training pairs, or of judgments.
         n_prompts: number of their prompts.
-        batch_size: pairs per step, if they are given.
-        epochs: passes over the pairs.
+        batch_size: units per step, if they are given.
+        epochs: passes over the units.
 
     Example:
         >>> batch_and_steps(100_000, 100_000), batch_and_steps(1_500, 1_500), batch_and_steps(1_500, 150)
         ((512, 195), (32, 47), (128, 12))
     """
-    batch, smallest = batch_size or LARGEST_BATCH, PROMPTS_PER_STEP * n_pairs / n_prompts
-    while batch_size is None and batch // 2 >= smallest and n_pairs * epochs < LEAST_STEPS * batch:
+    batch, smallest = batch_size or LARGEST_BATCH, PROMPTS_PER_STEP * n_units / n_prompts
+    while batch_size is None and batch // 2 >= smallest and n_units * epochs < LEAST_STEPS * batch:
         batch //= 2
-    return batch, max(1, round(n_pairs * epochs / batch))
+    return batch, max(1, round(n_units * epochs / batch))
 
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
@@ -73,7 +74,7 @@ class TrainingPlan:
     """How every model of an ensemble is trained."""
 
     batch: int
-    """Pairs per step, of all processes together."""
+    """Units per step, of all processes together."""
     steps: int
     learning_rate: float
     """Of the body; the head has ten times this."""
@@ -163,14 +164,14 @@ def _uses_fsdp() -> bool:
 def training_plan(
     prompt: IndexArray, tuning: FinetuneOptions, seed: int, processes: int, precision: ChosenPrecision = "float32"
 ) -> TrainingPlan:
-    """Return the plan for training pairs of these prompts, ``(n,)``.
+    """Return the plan for units of these prompts, ``(n,)``.
 
     Raises:
         UsageError: the batch cannot be split over the processes, or optimiser or precision do not work with FSDP.
     """
     batch, steps = batch_and_steps(len(prompt), len(np.unique(prompt)), tuning.batch_size, tuning.epochs)
     if batch % processes:
-        given = f"{processes} processes cannot share {batch} pairs per step equally"
+        given = f"{processes} processes cannot share a step of {batch} equally"
         raise UsageError(f"{given}; change --batch-size or the number of processes.")
     if _uses_fsdp() and precision == "bfloat16":
         raise UsageError("FSDP needs weights of one precision, but the head is in float32; use --precision float32.")
@@ -180,10 +181,36 @@ def training_plan(
     return TrainingPlan(batch, steps, learning_rate, tuning, seed, processes, precision)
 
 
-# --- the order of training: which pairs each step takes, and which texts are read together --------------------------
+# --- the order of training: which units each step takes, and which texts are read together --------------------------
 
 
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Units that are read together, each of their texts once."""
+
+    units: Indices
+    texts: Indices
+    """The distinct texts of the units, in ascending order."""
+    scale: float
+    """Units of this micro-batch over the mean of all micro-batches of the step. The mean of the scaled losses of the
+    micro-batches is the loss of the step."""
+
+
+class Units(Protocol):
+    """What steps are made of: pairs, or whole judgments (``losses.PairLessons`` and ``JudgedLessons``)."""
+
+    @property
+    def prompt(self) -> IndexArray:
+        """Prompt of each unit, ``(n,)``."""
+        ...
+
+    @property
+    def texts(self) -> Sequence[Sequence[int]]:
+        """The texts of each unit."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -202,26 +229,14 @@ class TextPairs:
     """Prompt of each pair, ``(n,)``."""
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Pairs that are read together, each of their texts once."""
-
-    pairs: Indices
-    texts: Indices
-    """The distinct texts of the pairs."""
-    scale: float
-    """Pairs of this micro-batch over the mean of all micro-batches of the step. The mean of the scaled losses of the
-    micro-batches is the loss of the step."""
-
-
 def draw_steps(prompt: IndexArray, steps: int, batch: int, rng: np.random.Generator) -> Indices:
-    """Return the pairs of every step, ``(steps, batch)``: prompts in random order, one epoch after the other.
+    """Return the units of every step, ``(steps, batch)``: prompts in random order, one epoch after the other.
 
     Args:
-        prompt: prompt of each pair, ``(n,)``.
+        prompt: prompt of each unit, ``(n,)``.
         steps: number of steps.
-        batch: number of pairs per step.
-        rng: of the order of prompts, and of the pairs of a prompt.
+        batch: number of units per step.
+        rng: of the order of prompts, and of the units of a prompt.
 
     Example:
         >>> draw_steps(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0)).tolist()
@@ -236,7 +251,7 @@ def draw_steps(prompt: IndexArray, steps: int, batch: int, rng: np.random.Genera
 
 
 def split_steps(
-    steps: Indices, pairs: TextPairs, lengths: Indices, max_texts: int, processes: int = 1
+    steps: Indices, units: Units, lengths: Indices, max_texts: int, processes: int = 1
 ) -> list[list[MicroBatch]]:
     """Return the micro-batches of every step: as few as possible, and the same number in every step.
 
@@ -244,25 +259,30 @@ def split_steps(
     lack of memory shows at once.
 
     Args:
-        steps: the pairs of every step, ``(steps, batch)``.
-        pairs: the training pairs.
+        steps: the units of every step, ``(steps, batch)``.
+        units: all units.
         lengths: tokens of each text.
-        max_texts: maximum number of texts of a micro-batch, at least 2.
+        max_texts: maximum number of texts of a micro-batch, at least 2. A unit with more texts has one of its own.
         processes: the number of micro-batches is a multiple of it.
     """
-    longest = np.zeros(int(pairs.prompt.max()) + 1, dtype=np.int64)
-    np.maximum.at(longest, pairs.prompt, np.maximum(lengths[pairs.a], lengths[pairs.b]))
+    prompt, texts = units.prompt, units.texts
+    longest = np.zeros(int(prompt.max()) + 1, dtype=np.int64)
+    np.maximum.at(longest, prompt, [max(lengths[text] for text in own) for own in texts])
     split = []
     for step in steps:
-        order = np.lexsort((pairs.b[step], pairs.a[step], pairs.prompt[step], -longest[pairs.prompt[step]]))
-        split.append(_split(step[order], pairs, max_texts))
+        order = sorted(step.tolist(), key=lambda unit: (-longest[prompt[unit]], prompt[unit], texts[unit]))
+        split.append(_split(np.array(order), units, max_texts))
     count = math.ceil(max(map(len, split)) / processes) * processes
 
     def micro_batch(part: Indices) -> MicroBatch:
-        texts = np.unique(np.concatenate([pairs.a[part], pairs.b[part]])).astype(np.int64)
-        return MicroBatch(part, texts, len(part) / (steps.shape[1] / count))
+        return MicroBatch(part, distinct_texts(units, part), len(part) / (steps.shape[1] / count))
 
-    return [[micro_batch(part) for part in _refine(parts, pairs, count)] for parts in split]
+    return [[micro_batch(part) for part in _refine(parts, units, count)] for parts in split]
+
+
+def distinct_texts(units: Units, some: Indices) -> Indices:
+    """Return the distinct texts of some units, in ascending order."""
+    return np.unique(np.fromiter(chain.from_iterable(units.texts[unit] for unit in some), dtype=np.int64))
 
 
 def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
@@ -293,34 +313,30 @@ def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
     return groups
 
 
-def _split(step: Indices, pairs: TextPairs, max_texts: int) -> list[Indices]:
-    """Cut the pairs of a step where the texts are too many: between prompts, or inside a prompt with many texts."""
-    parts: list[Indices] = []
-    current: list[int] = []
-    texts: set[int] = set()
-    bounds = np.flatnonzero(np.diff(pairs.prompt[step])) + 1
+def _split(step: Indices, units: Units, max_texts: int) -> list[Indices]:
+    """Cut the units of a step where the texts are too many: between prompts, or inside a prompt with many texts."""
+    parts, current, read = list[Indices](), list[int](), set[int]()
+    bounds = np.flatnonzero(np.diff(units.prompt[step])) + 1
     for group in np.split(step, bounds):
-        own = set(pairs.a[group].tolist()) | set(pairs.b[group].tolist())
-        if current and len(texts | own) > max_texts:
-            parts.append(np.array(current))
-            current, texts = [], set()
-        for pair in group.tolist():
-            both = {int(pairs.a[pair]), int(pairs.b[pair])}
-            if len(texts | both) > max_texts:
+        too_many = len(read | set(distinct_texts(units, group).tolist())) > max_texts
+        for unit in group.tolist():
+            own = set(units.texts[unit])
+            if current and (too_many or len(read | own) > max_texts):
                 parts.append(np.array(current))
-                current, texts = [], set()
-            current.append(pair)
-            texts |= both
+                current, read = [], set()
+            too_many = False
+            current.append(unit)
+            read |= own
     return [*parts, np.array(current)]
 
 
-def _refine(parts: list[Indices], pairs: TextPairs, count: int) -> list[Indices]:
+def _refine(parts: list[Indices], units: Units, count: int) -> list[Indices]:
     """Halve the largest parts until there are ``count``, between prompts where possible."""
     parts = list(parts)
     while len(parts) < count:
         largest = max(range(len(parts)), key=lambda position: len(parts[position]))
         part = parts[largest]
-        bounds, middle = np.flatnonzero(np.diff(pairs.prompt[part])) + 1, len(part) // 2
+        bounds, middle = np.flatnonzero(np.diff(units.prompt[part])) + 1, len(part) // 2
         cut = int(bounds[np.abs(bounds - middle).argmin()]) if len(bounds) else middle
         parts[largest : largest + 1] = [part[:cut], part[cut:]]
     return parts

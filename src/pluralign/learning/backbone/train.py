@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ import transformers
 from threadpoolctl import threadpool_limits
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write, disk_errors_as_data_error
@@ -37,21 +37,34 @@ from pluralign.core.processes import Processes
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
+from pluralign.ensemble.members import LinearMembers
 from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
-from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
+from pluralign.learning.backbone.losses import (
+    JudgedLessons,
+    Lessons,
+    MixtureLoss,
+    PairLessons,
+    PairLoss,
+    RunningFigures,
+    StageLoss,
+    VoteLoss,
+    prompt_of_judgments,
+)
 from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
 from pluralign.learning.bradley_terry import VOICES, damping_factor
 from pluralign.learning.options import FitOptions, Variant
 from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.task import AUTO_SIZES, FitWatcher
-from pluralign.learning.tuned import TunedTask
+from pluralign.learning.tuned import Candidate, TunedTask, mixture_of
+from pluralign.learning.voices import Voices
 from pluralign.text import loading
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
+from pluralign.votes.judgments import Judgments
 
 # --- transformers' ``Trainer`` for rewards on pairs: data set, batches, optimisers and checkpoints.
 
@@ -61,33 +74,23 @@ HEAD_FACTOR = 10.0
 COMPLETE_FILE = "complete.json"
 """Written last into a checkpoint; a checkpoint without it is not resumed."""
 CHECKPOINT_SECONDS = 600.0
-"""Time between two checkpoints, unless a save takes long."""
+"""Time between the end of a save and the next one."""
 CHECKPOINT_VARIABLE = "PLURALIGN_CHECKPOINT_SECONDS"
 """Environment variable with another time; 0 saves after every step."""
 CPU_PASS, GPU_PASS = 64, 1024
 """Cost of one more forward pass, as a number of tokens. That of GPUs is a guess."""
-SAVE_SECONDS = 30.0
-"""Time of a save above which the time between checkpoints grows in proportion: a twentieth of 600 s."""
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-LABELS = ("prob_a", "target", "weight")
-"""What a loss reads of each pair: the share of people preferring a, the share to predict, and the weight."""
-Labels: TypeAlias = Mapping[str, FloatArray]
-"""The labels of all pairs by name, ``(n,)`` each."""
-
-
 @dataclass(frozen=True)
 class MicroBatches(torch.utils.data.Dataset[Any]):
-    """The micro-batches of a training in their order. Each has the tokens of its texts, loading.padded on the right."""
+    """The micro-batches of a training in their order: the tokens of their texts, padded on the right."""
 
     batches: Sequence[recipe.MicroBatch]
-    pairs: recipe.TextPairs
     tokens: Sequence[loading.Tokens]
     """Of every distinct text."""
-    labels: Labels
     pad: int
     """Token id of the padding."""
 
@@ -95,14 +98,8 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
         return len(self.batches)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        batch, pairs = self.batches[position], self.pairs
-        return {
-            **loading.padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
-            "a": torch.from_numpy(np.searchsorted(batch.texts, pairs.a[batch.pairs])),
-            "b": torch.from_numpy(np.searchsorted(batch.texts, pairs.b[batch.pairs])),
-            **{name: torch.from_numpy(self.labels[name][batch.pairs]).float() for name in LABELS},
-            "scale": torch.tensor(batch.scale),
-        }
+        batch = self.batches[position]
+        return {**loading.padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"), "batch": batch}
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -112,7 +109,7 @@ class PairTrainer(transformers.Trainer):
     """A ``Trainer`` whose batches are ``MicroBatches``."""
 
     loss_is_scaled_for_ga = False
-    pair_loss: PairLoss
+    lessons: Lessons
     running: RunningFigures
     optimizer_name: str
     head: str
@@ -120,13 +117,9 @@ class PairTrainer(transformers.Trainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """Return the loss of one micro-batch."""
-        labels = {name: inputs.pop(name) for name in LABELS}
-        a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
-        rewards = self.rewards(model, inputs)
-        difference = rewards[a] - rewards[b]
-        self.running.add(difference.detach(), labels["prob_a"])
+        batch: recipe.MicroBatch = inputs.pop("batch")
         done = self.state.global_step / max(1, self.state.max_steps - 1)
-        return scale * self.pair_loss(difference, labels, self.running, done)
+        return batch.scale * self.lessons.loss(self.rewards(model, inputs), batch, self.running, done)
 
     def rewards(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return the rewards of the texts of a micro-batch, ``(n_texts, outputs)``, read in groups of similar length.
@@ -172,9 +165,8 @@ class PairTrainer(transformers.Trainer):
 class StepCallback(transformers.TrainerCallback):
     """Updates the running figures after each step, reports progress, and decides when a checkpoint is saved.
 
-    A checkpoint is due ``CHECKPOINT_SECONDS`` after the last one or after the start. If a save takes longer than
-    ``SAVE_SECONDS``, the interval grows in proportion, so that saving takes at most a twentieth of the time. Only the
-    newest complete checkpoint is kept.
+    A checkpoint is due ``CHECKPOINT_SECONDS`` after the last one or after the start. Only the newest complete one is
+    kept.
 
     Args:
         running: the figures to update.
@@ -185,8 +177,7 @@ class StepCallback(transformers.TrainerCallback):
     def __init__(self, running: RunningFigures, progress: Progress | None, processes: Processes) -> None:
         self.running, self.progress, self.processes = running, progress, processes
         self.interval = checkpoint_seconds()
-        self.slowdown = 1.0
-        self.since = self.save_started = monotonic()
+        self.since = monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Start the clock."""
@@ -196,10 +187,7 @@ class StepCallback(transformers.TrainerCallback):
         """Update the running figures, report the step, and ask for a checkpoint if one is due."""
         self.running.end_step(lambda sums: accelerate.utils.reduce(sums, "sum"))
         if state.global_step < state.max_steps:  # after the last step the model itself is saved
-            control.should_save = self.processes.agreed(
-                lambda: monotonic() - self.since >= self.interval * self.slowdown
-            )
-        self.save_started = monotonic()
+            control.should_save = self.processes.agreed(lambda: monotonic() - self.since >= self.interval)
         if self.progress:
             self.progress(state.global_step, state.max_steps)
 
@@ -215,7 +203,6 @@ class StepCallback(transformers.TrainerCallback):
                 if path != newest:
                     shutil.rmtree(path, ignore_errors=True)
         self.since = monotonic()
-        self.slowdown = max(1.0, (self.since - self.save_started) / SAVE_SECONDS)
 
 
 def checkpoint_seconds() -> float:
@@ -245,8 +232,7 @@ class Training:
 
     name: str
     outputs: int
-    loss: PairLoss
-    labels: Labels
+    lessons: Lessons
     head: Callable[[], FloatArray]
     """Returns the weights of the first head, ``(outputs, hidden)``; not used with ``fresh_head``."""
 
@@ -339,11 +325,11 @@ class FinetuneRun:
 
     def trainer(self, training: Training, unfinished: Path, head: FloatArray | None) -> PairTrainer:
         """Return a trainer with a fresh model, whose head has the given weights or random ones."""
-        plan, pairs, root = self.plan, self.pairs, self.checkpoints.root
+        plan, lessons, root = self.plan, training.lessons, self.checkpoints.root
         seed = [plan.seed, FINETUNE, *training.name.encode()]
         lengths = np.array([len(text["input_ids"]) for text in self.tokens])
-        steps = recipe.draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
-        batches = recipe.split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
+        steps = recipe.draw_steps(lessons.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
+        batches = recipe.split_steps(steps, lessons, lengths, 2 * self._micro_batch(), plan.processes)
         run_name = f"{root.resolve().name if root else ''}-{training.name}"
         arguments = plan.arguments(unfinished, len(batches[0]), run_name)
         model = self.base.reward_model(
@@ -353,13 +339,13 @@ class FinetuneRun:
         trainer = PairTrainer(
             model=model,
             args=arguments,
-            train_dataset=MicroBatches(list(chain.from_iterable(batches)), pairs, self.tokens, training.labels, pad),
+            train_dataset=MicroBatches(list(chain.from_iterable(batches)), self.tokens, pad),
             data_collator=itemgetter(0),  # a DataLoader makes batches of one micro-batch
             processing_class=self.base.tokenizer,
             callbacks=[StepCallback(running, self.progress, self.checkpoints.processes)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
-        trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, plan.tuning.optimizer
+        trainer.lessons, trainer.running, trainer.optimizer_name = lessons, running, plan.tuning.optimizer
         trainer.head, _ = classifier_head(model)
         if "tensorboard" in plan.tuning.trackers:  # its default is a folder of the checkpoints, which are removed
             logs: Any = trainer.pop_callback(TensorBoardCallback)
@@ -475,16 +461,19 @@ def fine_tune(
 ) -> tuple[FinetuneRun, FinetunedFeatures, list[float]]:
     """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
-    ``joint``: one model whose outputs are the rewards of a mixture, then one reward. It learns from the votes alone
-    (``MixtureLoss``); no output learns from the prediction of another, because a single reward hides what divides
-    people. The head starts as the mixture on the base model's states, fitted as the teacher of a frozen ensemble is,
-    with its weights and its damping. The members themselves are fitted afterwards, on the states of the trained model.
+    ``joint``: one model whose outputs are the rewards of a mixture. The head starts as the mixture on the base model's
+    states. The members themselves are fitted afterwards, on the states of the trained model.
+
+    - From judgments: the mixture is that of ``voices``, with its shares and decisiveness, and so is the loss.
+    - From counts: the mixture is fitted as the teacher of a frozen ensemble is, with its weights and its damping, and
+      one reward follows. All learn from the votes alone (``MixtureLoss``); no output learns from the prediction of
+      another, because a single reward hides what divides people.
 
     ``stagewise``: k models with one output, each from the same checkpoint, fitted to the residual of the hard votes of
     the members before it (§4). The head starts as the best linear one on the base model's states. A member whose
     running disagreement with people is above the bound is penalised.
 
-    With ``fresh_head`` the head starts random instead, and a joint model learns by ``VoteLoss``.
+    With ``fresh_head`` the head starts random instead, and a joint model learns from counts by ``VoteLoss``.
 
     Args:
         pairs: the training pairs.
@@ -498,16 +487,31 @@ def fine_tune(
         the training time of each model.
     """
     options, processes = task.options, task.checkpoints.processes
+    judged = task.learned_judgments if options.method == "joint" and not task.tuning.fresh_head else None
+    prompt = pairs.prompt if judged is None else prompt_of_judgments(judged[0])
     plan = recipe.training_plan(
-        pairs.prompt, task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
+        prompt, task.tuning, options.seed, processes.count, recipe.choose_precision(options.precision)
     )
     run = prepare_run(pairs, plan, task.checkpoints, task.progress)
     if options.method == "joint":
-        return run, *_joint(run, task.watcher)
+        task.watcher.training("all members")
+        if judged is None and task.judged is not None:
+            run.notes.append("a fresh head learns from vote counts, so only the members learned from judgments")
+        features, training = _of_counts(run) if judged is None else _of_judgments(run, task, *judged)
+        return run, *_joint(run, features, training)
     return run, *_stagewise(run, options, enough, task.watcher)
 
 
-def _joint(run: FinetuneRun, watcher: FitWatcher) -> tuple[FinetunedFeatures, list[float]]:
+def _joint(run: FinetuneRun, features: FinetunedFeatures, training: Training) -> tuple[FinetunedFeatures, list[float]]:
+    (folder,) = model_folders(features)
+    seconds = run.train(training, folder)
+    features = features.with_current_hashes()
+    run.read(features)  # fills the cache of vectors
+    return features, [seconds]
+
+
+def _of_counts(run: FinetuneRun) -> tuple[FinetunedFeatures, Training]:
+    """Return a joint model that learns from counts, and how."""
     prob_a = run.pairs.prob_a
 
     def mixture() -> dict[str, FloatArray]:
@@ -522,14 +526,36 @@ def _joint(run: FinetuneRun, watcher: FitWatcher) -> tuple[FinetunedFeatures, li
     if not run.plan.tuning.fresh_head:
         start = run.checkpoints.keep("start", dict[str, FloatArray], mixture)
         loss = MixtureLoss(tuple(start["weights"].tolist()))
-    watcher.training("all members")
-    labels = {"prob_a": prob_a, "target": prob_a, "weight": start["damping"]}
-    features = run.features("joint", VOICES + 1)
-    (folder,) = model_folders(features)
-    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start["head"]), folder)
-    features = features.with_current_hashes()
-    run.read(features)  # fills the cache of vectors
-    return features, [seconds]
+    lessons = PairLessons(run.pairs, loss, {"prob_a": prob_a, "weight": start["damping"]})
+    return run.features("joint", VOICES + 1), Training("joint", VOICES + 1, lessons, lambda: start["head"])
+
+
+@dataclass(frozen=True)
+class JudgedStart:
+    """What a model that learns from judgments starts from."""
+
+    head: FloatArray
+    """The mixture on the base model's states as weights of a head, ``(k, hidden)``."""
+    voices: Voices
+    posterior: FloatArray | None
+    """Of each person, where rater ids are known: see ``JudgedLessons``."""
+
+
+def _of_judgments(
+    run: FinetuneRun, task: TunedTask, judgments: Judgments, items: IndexArray
+) -> tuple[FinetunedFeatures, Training]:
+    """Return a joint model that learns from judgments, and how."""
+
+    def mixture() -> JudgedStart:
+        with threadpool_limits(1, user_api="blas"):
+            base = Candidate(run.features("joint", 1), run.states.states)
+            inputs, voices, rewards = mixture_of(task, "base", base)
+            posterior = JudgedLessons(judgments, items, voices).given(rewards).posterior
+        return JudgedStart(LinearMembers(inputs, voices.theta).head().T, voices, posterior)
+
+    start = run.checkpoints.keep("start", JudgedStart, mixture)
+    lessons, k = JudgedLessons(judgments, items, start.voices, start.posterior), start.voices.k
+    return run.features("joint", k), Training("joint", k, lessons, lambda: start.head)
 
 
 def _stagewise(
@@ -554,8 +580,9 @@ def _stagewise(
                 theta = fit_member(difference, residual, l2=l2, variant=variant)
                 return run.states.head(theta[:, None])
 
-        labels = {"prob_a": pairs.prob_a, "target": stage_target(residual, variant), "weight": np.ones(len(residual))}
-        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(bound), labels, head), folder))
+        labels = {"prob_a": pairs.prob_a, "target": stage_target(residual, variant)}
+        lessons = PairLessons(pairs, StageLoss(bound), labels)
+        seconds.append(run.train(Training(f"member-{j}", 1, lessons, head), folder))
         identity = (*identity, model_identity(folder, features))
         features = run.features("stagewise", j + 1, identity)
         outputs = run.read(features)
