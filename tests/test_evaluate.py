@@ -470,7 +470,7 @@ def test_terminal_output_shows_majority_shares(tmp_path: Path, votes: Preference
     assert page.returncode == 0, page.stderr
     text = " ".join(page.stdout.split())
     for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "Majority share",
-                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0 (hard votes)",
+                  "contested", "By length", "[red]", "Worst group", "→ 0 (hard votes)",
                   "predicting ½ for every pair"):  # fmt: skip
         assert words in text, words
     assert "Members" not in text

@@ -101,7 +101,7 @@ def test_voices_that_predict_shares_no_better_than_one_reward_are_read_at_the_po
 ) -> None:
     changed = against(evaluation, constant_half=AHEAD, soft_bt=LEVEL)
     for low, words in ((0.1, "fit with --level policy"), (-0.1, "one reward predicts these votes as well")):
-        judged = JudgmentFigures(60, 30, -2.0, -3.0, -2.3, Interval(0.3, low, 0.5, 0.1))
+        judged = JudgmentFigures(60, 30, -2.0, -3.0, -2.3, Interval(0.3, low, 0.5, 0.1), 5.0)
         record = FitRecord(options={"encoder": "minilm"})
         assert words in headline(replace(changed, judgments=judged), record, "town").next_step
 

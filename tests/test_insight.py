@@ -18,7 +18,7 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import town_hall
 
 NAN = math.nan
-CLEAR = JudgmentFigures(549, 56, -2.825, -3.178, -2.851, Interval(0.026, 0.0149, 0.036, 0.005))
+CLEAR = JudgmentFigures(549, 56, -2.825, -3.178, -2.851, Interval(0.026, 0.0149, 0.036, 0.005), 5.0)
 
 
 @pytest.fixture(scope="module")

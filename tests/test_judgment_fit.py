@@ -275,6 +275,9 @@ def test_only_different_preferences_are_distinct_voices(camps: bool) -> None:
     assert figures.uniform == pytest.approx(-math.log(120))
     assert figures.log_likelihood - figures.best_single == pytest.approx(figures.gain.mean)
     assert (figures.gain.low > 0) == camps
+    assert figures.people == 5
+    one_each = judgment_figures(models, *crowd(1, tastes, prompts=40, **{**setting, "people": 1}))
+    assert one_each.evidence is None, "nothing tells people from prompts"
 
 
 # --- whole fits -------------------------------------------------------------------------------------------------------
@@ -392,7 +395,7 @@ def test_an_interrupted_fit_repeats_no_finished_step(
 def test_the_command_line_reports_judgments(tmp_path: Path) -> None:
     found = facts_of("fit", "demo-rankings:300", "-o", tmp_path / "x", "--encoder", "none", "--k", "2")
     assert found["target"] == "judgments"
-    assert {*found["judgments"]} == {"n", "prompts", "log_likelihood", "uniform", "best_single", "gain"}
+    assert {*found["judgments"]} == {"n", "prompts", "log_likelihood", "uniform", "best_single", "gain", "people"}
     assert {*found["judgments"]["gain"]} >= {"mean", "low", "high"}
     assert [one["t"] for one in found["first_choices"]] == [2, 3, 4]
 

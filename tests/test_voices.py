@@ -136,7 +136,7 @@ def test_one_member_has_no_evidence(ensemble: RewardEnsemble, town: PreferenceSe
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 NAN = math.nan
-FOUND = JudgmentFigures(549, 56, -2.825, -3.178, -2.851, Interval(0.026, 0.0149, 0.036, 0.005))
+FOUND = JudgmentFigures(549, 56, -2.825, -3.178, -2.851, Interval(0.026, 0.0149, 0.036, 0.005), 5.0)
 CASES = {
     "yes": (FOUND, [],
         "Distinct voices: yes. The ensemble predicts a whole ranking better than the best single reward by "
@@ -146,6 +146,9 @@ CASES = {
         "reward (difference −0.001 [−0.004, 0.002] log-likelihood per judgment; 549 judgments, 56 held-out prompts)."),
     "few": (replace(FOUND, prompts=19, gain=Interval(0.02, NAN, NAN, NAN)), [],
         "Distinct voices: unknown. 19 held-out prompts with judgments, and an interval needs at least 20."),
+    "alone": (replace(FOUND, people=1.0, gain=Interval(0.02, NAN, NAN, NAN)), [],
+        "Distinct voices: unknown. Most prompts were judged by one person each, and preferences that differ between "
+        "prompts look the same as people who differ."),
     "counts": (None, [2, 3],
         "Distinct voices: unknown. Pair counts alone cannot show whether people differ."),
 }  # fmt: skip
@@ -180,9 +183,8 @@ def test_every_surface_says_the_same_about_distinct_voices(
         if name != "notebook":
             assert ("Whole judgments" in text) == ("−2.851" in text) == (judgments is not None), name
             assert ("First choices" in text) == ("0.1000 [0.0600, 0.1400]" in text) == bool(sizes), name
-    assert [one["title"].split()[0] for one in page["judgments"]] == ["Whole"] * bool(judgments) + ["First"] * bool(
-        sizes
-    )
+    titles = [one["title"].split()[0] for one in page["tables"]]
+    assert [one for one in titles if one in ("Whole", "First")] == ["Whole"] * bool(judgments) + ["First"] * bool(sizes)
     assert to_json(evaluation)["first_choices"] == [asdict(one) for one in chosen]
 
 

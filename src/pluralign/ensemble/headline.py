@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pluralign.core.text import counted
-from pluralign.ensemble.record import BASELINE_NAMES, SINGLE_REWARDS, Compared, Evaluation, Figures, FitRecord
+from pluralign.ensemble.record import (
+    BASELINE_NAMES,
+    ENOUGH_PEOPLE,
+    SINGLE_REWARDS,
+    Compared,
+    Evaluation,
+    Figures,
+    FitRecord,
+)
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
 
 Standing = Literal["ahead", "level", "behind", "unknown"]
@@ -85,6 +93,11 @@ def voices_sentence(evaluation: Evaluation) -> str:
             return ""
         return "Distinct voices: unknown. Pair counts alone cannot show whether people differ."
     prompts = counted(found.prompts, "held-out prompt")
+    if found.people < ENOUGH_PEOPLE:
+        return (
+            "Distinct voices: unknown. Most prompts were judged by one person each, and preferences that differ between "
+            "prompts look the same as people who differ."
+        )
     if found.evidence is None:
         return f"Distinct voices: unknown. {prompts} with judgments, and an interval needs at least {ENOUGH_CLUSTERS}."
     gain = f"{found.gain.mean:+z.3f} [{found.gain.low:z.3f}, {found.gain.high:z.3f}]".replace("-", "−")

@@ -200,6 +200,10 @@ class VoicesEvidence:
     """Coverage of the interval."""
 
 
+ENOUGH_PEOPLE = 1.5
+"""Smallest mean number of people who judged the same responses that tells people from prompts."""
+
+
 @dataclass(frozen=True)
 class JudgmentFigures:
     """How well whole judgments on held-out prompts are predicted, and whether one reward would do as well."""
@@ -215,10 +219,12 @@ class JudgmentFigures:
     """Of the best single reward with the same decisiveness, with or without a part common to each group."""
     gain: Interval
     """``log_likelihood`` − ``best_single`` per judgment, with its 95 % interval by prompt. Above 0: distinct voices."""
+    people: float
+    """Mean number of people who judged the same responses. Below ``ENOUGH_PEOPLE`` the gain has no interval."""
 
     @property
     def evidence(self) -> bool | None:
-        """Whether people differ in their preferences. None with too few prompts for an interval."""
+        """Whether people differ in their preferences. None without an interval."""
         return None if np.isnan(self.gain.low) else self.gain.low > 0
 
 

@@ -20,6 +20,7 @@ the mixture and one reward latent deviations u of responses, common to a group g
 by importance sampling around the mode.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -34,7 +35,7 @@ from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.processes import ALONE, Processes
 from pluralign.core.random_streams import DEVIATIONS, RATER_MIXTURE, random_stream
 from pluralign.ensemble.ensemble import VOICES
-from pluralign.ensemble.record import HistoryRow, JudgmentFigures
+from pluralign.ensemble.record import ENOUGH_PEOPLE, HistoryRow, JudgmentFigures
 from pluralign.learning.pairs import Members, cap_disagreement, hard_votes, matched_orders, scores
 from pluralign.learning.policy_level import adjusted_to_counts
 from pluralign.learning.raters import NewPeople, VotesByRater, fit_choice_model, rater_groups
@@ -803,6 +804,9 @@ class VoicesSearch:
 def gain_of(voices: FloatArray, single: FloatArray, texts: RankedTexts) -> Interval:
     """Return how much better a mixture predicts judgments than one reward, per judgment, with an interval by prompt.
 
+    There is no interval if most groups are one person: a mixture then gains from prompts that differ as it does from
+    people who differ.
+
     Args:
         voices: log P of each group by the mixture, ``(n_groups,)``.
         single: the same by one reward.
@@ -810,7 +814,9 @@ def gain_of(voices: FloatArray, single: FloatArray, texts: RankedTexts) -> Inter
     """
     per_judgment = ((voices - single) / texts.judgments_of_group)[texts.group_of_judgment]
     prompt = texts.prompt_of_group[texts.group_of_judgment]
-    return clustered_interval(per_judgment, prompt, min_clusters=ENOUGH_CLUSTERS)
+    gain = clustered_interval(per_judgment, prompt, min_clusters=ENOUGH_CLUSTERS)
+    alone = texts.judgments_of_group.mean() < ENOUGH_PEOPLE
+    return replace(gain, low=math.nan, high=math.nan) if alone else gain
 
 
 def judgment_figures(
@@ -836,4 +842,5 @@ def judgment_figures(
         uniform=sum(shape.uniform() for shape in texts.shapes) / judgments.n,
         best_single=float(single.sum()) / judgments.n,
         gain=gain_of(voices, single, texts),
+        people=float(texts.judgments_of_group.mean()),
     )

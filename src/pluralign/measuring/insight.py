@@ -18,7 +18,7 @@ from pluralign.core.text import counted, printable
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation, voices_sentence
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, Insight, Voice
+from pluralign.ensemble.record import ENOUGH_PEOPLE, Evaluation, Insight, Voice
 from pluralign.measuring.cards import QUOTE, Profile, member_profiles, quoted, quotes_of
 from pluralign.measuring.leans import SignedVotes, sample_prompts
 from pluralign.measuring.views import SENTENCE
@@ -189,6 +189,8 @@ def _advice(evaluation: Evaluation) -> str:
     """Return which votes would show voices."""
     if (found := evaluation.judgments) is None:
         return f"To see voices, collect rankings, or several votes per person with rater ids ({COLLECT})."
+    if found.people < ENOUGH_PEOPLE:
+        return f"To see voices, let several people judge the same responses ({COLLECT})."
     if found.evidence is None:
         return (
             f"To see voices, collect judgments on more prompts, so that {ENOUGH_CLUSTERS} can be held out ({COLLECT})."

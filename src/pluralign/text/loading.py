@@ -343,7 +343,9 @@ def _check_file(path: Path, *_: int) -> None:
         _check_layers(path, values.get("num_hidden_layers"))
     for key, value in _settings(values) if is_config else ():
         if _is_foreign(path.name, key, value):
-            problem = f"its {key} ({one_line(value, 80)}) names code that is not part of a known library"
+            problem = (
+                f"its {key} ({one_line(value, 80)}) names code outside the known libraries, or files outside the folder"
+            )
             remedy = "name a model without code of its own, or remove this setting if transformers has its class"
             raise DataError(problem, file=str(path), remedy=remedy)
 
