@@ -12,8 +12,8 @@ from simulated import as_array
 from pluralign import RewardEnsemble, fit, town_hall
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.types import Level
-from pluralign.ensemble.headline import headline
 from pluralign.ensemble.members import fit_feature_map
+from pluralign.ensemble.verdict import headline
 from pluralign.learning import choose, frozen, joint
 from pluralign.learning.choose import Setting, StagePairs, choose_setting, settings
 from pluralign.learning.frozen import leading_axes

@@ -12,8 +12,8 @@ from conftest import run
 
 from pluralign import RewardEnsemble
 from pluralign.core.text import printable
-from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.verdict import headline
 from pluralign.publishing.card import ModelCard, escaped
 from pluralign.theory.intervals import Interval
 

@@ -12,10 +12,10 @@ from matplotlib import _pylab_helpers
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.errors import MissingExtraError
-from pluralign.ensemble.headline import FEW_VOTES, headline, voices_sentence
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.verdict import FEW_VOTES, headline, voices_sentence
+from pluralign.measuring.comparison import undecided_sentence
 from pluralign.measuring.evaluate import FullEvaluation
-from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing.figures import Drawing
 
 HOSTILE = "<script>alert(1)</script> & “"

@@ -14,9 +14,9 @@ from hypothesis import given, strategies as st
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.json_values import to_json
-from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import Evaluation
+from pluralign.ensemble.verdict import FEW_VOTES, headline
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring import leans
 from pluralign.measuring.cards import Profile

@@ -21,14 +21,14 @@ from town_raters import town_raters, town_representation
 from pluralign import PreferenceSet, RewardEnsemble, UsageError, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.core.text import printable
-from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, LeftOut
+from pluralign.ensemble.verdict import FEW_VOTES, headline
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
+from pluralign.measuring.comparison import representation_verdicts
 from pluralign.measuring.individuals import PREDICTORS, Representation, save_representation
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.measuring.verdicts import representation_verdicts
 from pluralign.publishing.figures import (
     brier_by_size,
     camp_heat_map,

@@ -18,7 +18,7 @@ from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.record import hash_prompts
 from pluralign.learning.pairs import Differences
 from pluralign.measuring import individuals
-from pluralign.measuring.verdicts import representation_notes, representation_verdicts
+from pluralign.measuring.comparison import representation_notes, representation_verdicts
 from pluralign.theory.posterior import FACTORS, ChoiceModel, person_chances
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes

@@ -18,8 +18,8 @@ from served import Client, running
 
 import pluralign
 from pluralign import PreferenceSet, RewardEnsemble, town_hall
-from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import load_held_out
+from pluralign.ensemble.verdict import FEW_VOTES, headline
 
 FAST_OPTIONS: dict[str, Any] = {"encoder": "none", "k": 2, "target": "mixture"}
 FAST = [word for name, value in FAST_OPTIONS.items() for word in (f"--{name}", str(value))]

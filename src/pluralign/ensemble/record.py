@@ -281,7 +281,7 @@ class Evaluation:
         return max((member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT), default=None)
 
     def __str__(self) -> str:
-        from pluralign.ensemble.headline import headline, voices_sentence  # it imports this module
+        from pluralign.ensemble.verdict import headline, voices_sentence  # it imports this module
 
         found = headline(self)  # without a next step: that depends on the predictor
         return "\n".join(filter(None, (f"{self.pairs:,} pairs", found.main, found.verdict, voices_sentence(self))))

@@ -22,9 +22,9 @@ from pluralign.core.options import option, show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import WORDS, Headline, headline, standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Compared, Evaluation, Insight, pairs_to_measure
+from pluralign.ensemble.verdict import WORDS, Headline, headline, standing
 from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
 from pluralign.measuring import groups as by_group
 from pluralign.measuring.individuals import Representation, represent

@@ -16,9 +16,9 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.core.text import counted, printable
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import main_evaluation, voices_sentence
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import ENOUGH_PEOPLE, Evaluation, Insight, Voice
+from pluralign.ensemble.verdict import main_evaluation, voices_sentence
 from pluralign.measuring.cards import QUOTE, Profile, member_profiles, quoted, quotes_of
 from pluralign.measuring.leans import SignedVotes, sample_prompts
 from pluralign.measuring.views import SENTENCE

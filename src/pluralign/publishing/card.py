@@ -17,9 +17,9 @@ from pluralign.core.json_values import to_json
 from pluralign.core.text import printable
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.measuring.verdicts import floor_is_compared
+from pluralign.ensemble.verdict import headline, main_evaluation
+from pluralign.measuring.comparison import floor_is_compared
 from pluralign.publishing import tables
 from pluralign.publishing.tables import number
 from pluralign.text.classifier import Reads

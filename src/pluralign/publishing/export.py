@@ -23,9 +23,9 @@ from pluralign.core.text import counted
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
-from pluralign.ensemble.headline import main_evaluation, standing
 from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.ensemble.record import FitRecord
+from pluralign.ensemble.verdict import main_evaluation, standing
 from pluralign.measuring.cards import member_name, member_profiles
 from pluralign.publishing.card import Kind, ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel

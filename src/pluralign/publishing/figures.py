@@ -26,10 +26,10 @@ from matplotlib.patches import Rectangle
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write, refuse_foreign
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import main_evaluation
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.verdict import main_evaluation
 from pluralign.measuring.camps import CHANCE, CampStudy
-from pluralign.measuring.verdicts import floor_is_compared
+from pluralign.measuring.comparison import floor_is_compared
 from pluralign.publishing.tables import number
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.intervals import ENOUGH_CLUSTERS

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from pluralign.core.text import printable, shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
+from pluralign.ensemble.verdict import headline, main_evaluation
+from pluralign.measuring.comparison import undecided_sentence
 from pluralign.measuring.evaluate import FullEvaluation
-from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing import tables
 from pluralign.publishing.tables import Table
 from pluralign.votes.preferences import PreferenceSet

@@ -22,10 +22,10 @@ from pluralign.core.files import REPORT_MARK, atomic_write, refuse_foreign
 from pluralign.core.text import printable
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import headline
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.measuring import verdicts
+from pluralign.ensemble.verdict import headline
+from pluralign.measuring import comparison
 from pluralign.measuring.camps import CampStudy
 from pluralign.measuring.cards import load_descriptions
 from pluralign.measuring.evaluate import evaluate_held_out
@@ -134,8 +134,8 @@ def page(
             data=data,
             headline=first,
             insight=data.insight,
-            standing=verdicts.KINDS[first.standing],
-            verdicts=verdicts,
+            standing=comparison.KINDS[first.standing],
+            verdicts=comparison,
             tables=tables,
             drawn=defaultdict(bool, drawn),
             figure=lambda key, label: _svg(drawn[key], label),

@@ -13,17 +13,17 @@ from typing import Any, TypeAlias
 
 from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import FEW_VOTES, FLOOR_IS_LOW
 from pluralign.ensemble.record import EncoderChoice, Evaluation, HistoryRow, Insight, TunedFit, worse_than_chance
+from pluralign.ensemble.verdict import FEW_VOTES, FLOOR_IS_LOW
 from pluralign.measuring.cards import Profile
 from pluralign.measuring.certificate import Certificate
+from pluralign.measuring.comparison import comparison, floor_is_compared
 from pluralign.measuring.diversity import Diversity
 from pluralign.measuring.evaluate import MajorityShare, PolicyLevel
 from pluralign.measuring.groups import Group, WorstGroup
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation
 from pluralign.measuring.leans import Lean
 from pluralign.measuring.pruning import Pruning
-from pluralign.measuring.verdicts import comparison, floor_is_compared
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
 
 # --- the model --------------------------------------------------------------------------------------------------------

@@ -15,15 +15,15 @@ from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import Headline, headline, main_evaluation
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, FitRecord, HistoryRow, Insight, worse_than_chance
-from pluralign.measuring import cards, leans as traits, verdicts
+from pluralign.ensemble.verdict import Headline, headline, main_evaluation
+from pluralign.measuring import cards, comparison, leans as traits
+from pluralign.measuring.comparison import Verdict
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, measure_groups
 from pluralign.measuring.individuals import Representation
-from pluralign.measuring.verdicts import Verdict
 from pluralign.measuring.views import Quote
 from pluralign.publishing.tables import (
     Table,
@@ -153,7 +153,7 @@ def score_history(record: FitRecord) -> History | None:
         return None
     lines = {}
     if evaluation:
-        names = ["soft_bt", "constant_half", *["floor"] * verdicts.floor_is_compared(evaluation)]
+        names = ["soft_bt", "constant_half", *["floor"] * comparison.floor_is_compared(evaluation)]
         lines = {name: evaluation.baselines[name].brier for name in names if name in evaluation.baselines}
         lines["noise"] = evaluation.test.noise
     return History(rows, {name: score for name, score in lines.items() if not np.isnan(score)})
@@ -329,7 +329,7 @@ def collect_page_data(
         k=ensemble.k,
         weights=ensemble.weights.tolist(),
         undecided=ensemble.undecided,
-        undecided_note=verdicts.undecided_sentence(ensemble.undecided),
+        undecided_note=comparison.undecided_sentence(ensemble.undecided),
         level=ensemble.level,
         data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
         history=score_history(record),
@@ -342,7 +342,7 @@ def collect_page_data(
 def _individuals(found: Representation) -> Individuals:
     tables = [replace(table, rows=table.lines) for table in representation_tables(found)]
     return Individuals(
-        list(verdicts.representation_verdicts(found)), tables, list(verdicts.representation_notes(found))
+        list(comparison.representation_verdicts(found)), tables, list(comparison.representation_notes(found))
     )
 
 

@@ -91,7 +91,7 @@ def fit(
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
     from pluralign.cli.render.results import FitWatch, fit_page
-    from pluralign.ensemble.headline import headline, main_evaluation
+    from pluralign.ensemble.verdict import headline, main_evaluation
 
     check_applies(fit_options, finetune_options, raters=raters is not None)
     frozen = finetune_options.backbone is None and fit_options.pooling != "attention"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from pluralign.cli.render.results import BAR_WIDTH, TEXT_LENGTH, dim, draw, heading, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import FEW_VOTES
+from pluralign.ensemble.verdict import FEW_VOTES
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import CaseStudy, Diversity

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pluralign.cli.render.results import command_line, dim, draw, heading, headline_lines, insight_lines, visible
 from pluralign.core.text import shortened
-from pluralign.ensemble.headline import headline
+from pluralign.ensemble.verdict import headline
 from pluralign.experiments.demo import CONSTANT_HALF, PERFECT_SINGLE, RANKINGS, SOFT_BT, TRUE_SHARES, Asked, DemoResult
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction

@@ -16,7 +16,6 @@ from rich.text import Text
 from pluralign.cli.console import PlainLines, say
 from pluralign.core.text import counted, printable
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import Headline, headline, main_evaluation
 from pluralign.ensemble.record import (
     Evaluation,
     FitRecord,
@@ -25,8 +24,9 @@ from pluralign.ensemble.record import (
     MemberFigures,
     worse_than_chance,
 )
+from pluralign.ensemble.verdict import Headline, headline, main_evaluation
 from pluralign.learning.task import FitWatcher
-from pluralign.measuring import verdicts
+from pluralign.measuring import comparison
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.publishing import tables
 from pluralign.publishing.tables import number
@@ -124,8 +124,8 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
         yield draw(tables.policy_table(evaluation.policy, predictor.temperature))
     if found := evaluation.representation:
         yield heading("How well individuals are represented")
-        yield from (Text(verdict.text) for verdict in verdicts.representation_verdicts(found))
-        yield from (dim(f"· {sentence}") for sentence in verdicts.representation_notes(found))
+        yield from (Text(verdict.text) for verdict in comparison.representation_verdicts(found))
+        yield from (dim(f"· {sentence}") for sentence in comparison.representation_notes(found))
         yield from map(draw, tables.representation_tables(found))
     yield Text()
 
@@ -154,7 +154,7 @@ def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = 
 def member_warnings(members: Sequence[MemberFigures], undecided: float) -> Iterator[RenderableType]:
     """Yield the undecided share, and a warning if a member disagrees with people more than chance."""
     if undecided:
-        yield Text(verdicts.undecided_sentence(undecided))
+        yield Text(comparison.undecided_sentence(undecided))
     if any(worse_than_chance(member.disagreement, member.weight) for member in members):
         warning = "A member disagrees with people more than chance (.500). Do not tune a policy to it."
         yield Text(warning, style="bold red")

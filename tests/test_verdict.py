@@ -11,10 +11,10 @@ from conftest import run
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
 from pluralign.core.json_values import to_json
-from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord, JudgmentFigures
+from pluralign.ensemble.verdict import headline
 from pluralign.learning.fit import fold_of_prompts
-from pluralign.measuring.verdicts import comparison
+from pluralign.measuring.comparison import comparison
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
 

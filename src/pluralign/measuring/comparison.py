@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from pluralign.ensemble.headline import WORDS, Standing, standing
 from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, Scores
+from pluralign.ensemble.verdict import WORDS, Standing, standing
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.individuals import MIN_RATERS, Representation
 from pluralign.theory.intervals import Interval

@@ -95,8 +95,8 @@ def voices_sentence(evaluation: Evaluation) -> str:
     prompts = counted(found.prompts, "held-out prompt")
     if found.people < ENOUGH_PEOPLE:
         return (
-            "Distinct voices: unknown. Most prompts were judged by one person each, and preferences that differ between "
-            "prompts look the same as people who differ."
+            "Distinct voices: unknown. Most prompts were judged by one person each, and preferences that differ "
+            "between prompts look the same as people who differ."
         )
     if found.evidence is None:
         return f"Distinct voices: unknown. {prompts} with judgments, and an interval needs at least {ENOUGH_CLUSTERS}."
