@@ -64,6 +64,7 @@ def test_an_example_of_a_voice_is_a_pair_that_the_others_decide_otherwise(
 @pytest.mark.parametrize(
     ("judgments", "evidence", "words"),
     [(None, "unknown", "rankings"), (replace(CLEAR, gain=Interval(0.02, NAN, NAN, NAN)), "unknown", "more prompts"),
+     (replace(CLEAR, people=1.0, gain=Interval(0.02, NAN, NAN, NAN)), "unknown", "same responses"),
      (replace(CLEAR, gain=Interval(0.0, -0.01, 0.01, 0.005)), "none", "rater ids")],
 )  # fmt: skip
 def test_without_evidence_there_are_no_voices_but_advice(
@@ -72,6 +73,8 @@ def test_without_evidence_there_are_no_voices_but_advice(
     found = measure_insight(ensemble, held_out, evaluation(ensemble, judgments))
     assert (found.evidence, found.voices) == (evidence, [])
     assert words in found.advice
+    linked = replace(ensemble, record=replace(ensemble.record, target="raters"))
+    assert "rater ids can" not in measure_insight(linked, held_out, evaluation(linked, judgments)).advice
     assert "People prefer" in found.text()
     assert "People split most on" in found.text()
 

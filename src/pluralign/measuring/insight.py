@@ -78,7 +78,7 @@ def measure_insight(
         example=" over ".join(quotes_of(sample, *row)) if row else "",
         divides=_questions(sample, sample.prob_hat(ensemble)),
         trust=trust_sentence(evaluation, held_out.prob_hat(ensemble), held_out.preferences.prob_a),
-        advice="" if clear else _advice(evaluation),
+        advice="" if clear else _advice(evaluation, known_raters=ensemble.record.target == "raters"),
     )
 
 
@@ -185,7 +185,7 @@ def _points(error: float) -> str:
     return f"{100 * math.sqrt(error):.0f}" if error > 0 else ""
 
 
-def _advice(evaluation: Evaluation) -> str:
+def _advice(evaluation: Evaluation, *, known_raters: bool) -> str:
     """Return which votes would show voices."""
     if (found := evaluation.judgments) is None:
         return f"To see voices, collect rankings, or several votes per person with rater ids ({COLLECT})."
@@ -195,4 +195,5 @@ def _advice(evaluation: Evaluation) -> str:
         return (
             f"To see voices, collect judgments on more prompts, so that {ENOUGH_CLUSTERS} can be held out ({COLLECT})."
         )
-    return f"Longer rankings, more prompts, or rater ids can show voices that these votes do not ({COLLECT})."
+    more = "Longer rankings or more prompts" if known_raters else "Longer rankings, more prompts, or rater ids"
+    return f"{more} can show voices that these votes do not ({COLLECT})."
