@@ -39,6 +39,7 @@ from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.reference import log_ratio
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
 from pluralign.votes.judgments import Judgments
@@ -88,7 +89,8 @@ def judgments_of(votes: PreferenceSet, rows: Mask, options: FitOptions) -> tuple
         The judgments on these prompts, and the text of each of their entries.
     """
     judged = votes.judgments if votes.knows_raters else votes.whole_judgments
-    if judged is None or not (votes.knows_raters or (options.judgments and options.target == "auto")):
+    wanted = options.judgments and options.target == "auto" and options.reference is None
+    if judged is None or not (votes.knows_raters or wanted):
         return None
     kept = np.isin(judged.prompt, votes.prompt_index[rows])
     return (judged[kept], judged.items(votes)[np.repeat(kept, judged.sizes)]) if kept.any() else None
@@ -127,7 +129,8 @@ def task_of(data: LearningData, inputs: FeatureMap, trained: Trained | None = No
     """Return the training and held-out pairs with these inputs."""
     votes, items, processes = data.preferences, data.preferences.items(), data.checkpoints.processes
     mapped = _map_features(inputs, data.features, _texts_read(votes, processes))
-    pairs = Pairs(mapped, items.a, items.b, votes.prob_a, votes.prompt_index, processes)
+    ratio = 0.0 if data.options.reference is None else log_ratio(votes)
+    pairs = Pairs(mapped, items.a, items.b, votes.prob_a, votes.prompt_index, processes, ratio)
     train, test = _training_rows(data), pairs[data.test_rows]
     data.watcher.floor(calibration.floor(test.prob_a))
     return FitTask(
