@@ -155,3 +155,8 @@ def test_a_reference_that_has_no_effect_raises_usage_error(changes: dict[str, An
 def test_votes_without_log_probabilities_raise_data_error() -> None:
     with pytest.raises(DataError, match="no numeric column logprob_a; give each row numbers"):
         fitted(replace(town(), columns={}), reference="data")
+
+
+def test_a_reference_that_decides_alone_is_noted() -> None:
+    notes = [fitted(town(scale), reference="data").record.notes or [] for scale in (2.0, 20.0)]
+    assert ["reference policy" in " ".join(one) for one in notes] == [False, True]

@@ -45,6 +45,8 @@ from pluralign.theory import calibration
 from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
+DECISIVE_LOG_RATIO = 4.0
+"""Log-ratios of a reference policy above it leave little to rewards: σ(4) = .98."""
 INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
@@ -200,6 +202,10 @@ def _limits_of(train: Pairs) -> list[str]:
         notes.append("the features of the two responses are equal in every training pair, so the ensemble predicts ½")
     elif len(np.unique(train.a)) == 1:
         notes.append("there is only one training pair, so the ensemble repeats its votes")
+    if (typical := float(np.median(np.abs(train.log_ratio)))) > DECISIVE_LOG_RATIO:
+        notes.append(
+            f"half of the reference policy's log-ratios exceed {typical:.0f} nats: it alone decides these pairs"
+        )
     return notes
 
 
