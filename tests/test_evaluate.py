@@ -22,9 +22,10 @@ from pluralign.core.types import Level
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.learning.measure import Predictor, reward_predictor
-from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, policy_level, reference_log_ratio
+from pluralign.measuring.evaluate import BETAS, EvaluateOptions, evaluate, policy_level
 from pluralign.measuring.predictors import load_predictor
 from pluralign.text.encoders import TextFeatures
+from pluralign.text.reference import log_ratio, with_log_probs
 from pluralign.text.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -408,7 +409,7 @@ def test_a_missing_reference_raises_data_error(votes: PreferenceSet, tmp_path: P
         evaluate(some_ensemble(), votes, reference="data")
     holes = replace(votes, columns=dict.fromkeys(("logprob_a", "logprob_b"), np.full(len(votes), np.nan)))
     with pytest.raises(DataError, match=r"logprob_a of pair 1 is missing or not finite"):
-        reference_log_ratio("data", holes)
+        with_log_probs("data", holes)
     for beta in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(UsageError, match="beta must be above 0"):
             evaluate(some_ensemble(), votes, betas=[beta])
@@ -427,7 +428,7 @@ def test_a_reference_model_shifts_shares_to_likelier_responses(tmp_path: Path) -
     folder = write_llama(tmp_path / "reference", "CausalLM")
     sides = [response_log_prob(folder, list(zip(["tea ?", "rum ?"], texts, strict=True)))
              for texts in (["yes .", "no ."], ["no , never .", "yes ."])]  # fmt: skip
-    np.testing.assert_allclose(reference_log_ratio(str(folder), votes), sides[0] - sides[1], atol=1e-4)
+    np.testing.assert_allclose(log_ratio(with_log_probs(str(folder), votes)), sides[0] - sides[1], atol=1e-4)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

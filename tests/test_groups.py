@@ -12,6 +12,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.measuring import groups
 from pluralign.measuring.evaluate import majority_shares
 from pluralign.votes.prompts import Message
+from pluralign.votes.values import as_numbers
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:
@@ -62,7 +63,7 @@ def test_numbers_with_many_values_are_split_into_quartiles() -> None:
     text = np.array([str(value) for value in values] + [None], dtype=object)
     assert groups.column_labels(text)[:100].tolist() == groups.column_labels(values).tolist(), "CSV columns are text"
     assert groups.column_labels(text)[100] == "missing"
-    assert groups.as_numbers(np.array(["1", "one"], dtype=object)) is None
+    assert as_numbers(np.array(["1", "one"], dtype=object)) is None
 
 
 def test_an_unknown_grouping_raises_usage_error_with_a_suggestion() -> None:

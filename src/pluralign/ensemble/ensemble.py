@@ -28,9 +28,11 @@ from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, NO_PROMPTS, FitRecord, PromptHashes
 from pluralign.text.encoders import Encoder, TextFeatures, encode
 from pluralign.text.finetuned import KIND, FinetunedFeatures
+from pluralign.text.reference import log_ratio
 from pluralign.theory import calibration
 from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.load import ItemsLike, VotesLike, as_items, pair_texts
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, text_key
 
 if TYPE_CHECKING:
@@ -200,21 +202,38 @@ class RewardEnsemble:
 
         ``vote``: p̂ = u/2 + (1 − u) Σ_j α_j 1[Δr_j > 0] (Definition 1, with an undecided share u). ``policy``: the
         same with σ(Δr_j / β) for the vote, the probability that a policy drawn from the mixture prefers a (App. A, with
-        a reference that favours neither). Its limit for β → 0 is the vote level.
+        a reference that favours neither, also if it was trained with another one). Its limit for β → 0 is the
+        vote level.
         """
         if level not in get_args(Level):
             raise UsageError(f"level cannot be {level!r}; {did_you_mean(str(level), get_args(Level))}.")
         reward_a, reward_b = self.pair_rewards(pairs)
         return self.readings(reward_a - reward_b)[level]
 
-    def readings(self, difference: FloatArray) -> dict[Level, FloatArray]:
-        """Return both readings, as in ``prob_hat``, from reward differences ``(n_pairs, k)``."""
+    def readings(self, difference: FloatArray, log_ratio: npt.ArrayLike = 0.0) -> dict[Level, FloatArray]:
+        """Return both readings, as in ``prob_hat``, from reward differences ``(n_pairs, k)``.
+
+        Policies add log π_ref(a)/π_ref(b) to each logit, ``(n_pairs,)``.
+        """
         votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
         shares: dict[Level, FloatArray] = {
             "vote": calibration.ensemble_prob(votes, self.weights),
-            "policy": calibration.policy_prob(difference, self.weights, self.temperature),
+            "policy": calibration.policy_prob(difference, self.weights, self.temperature, log_ratio),
         }
         return {level: calibration.with_undecided(share, self.undecided) for level, share in shares.items()}
+
+    @property
+    def reference(self) -> str | None:
+        """The reference policy that it was trained with (App. A): ``data`` or a causal model; None for none."""
+        found = self.record.options.get("reference")
+        return None if found is None else str(found)
+
+    def log_ratio(self, preferences: PreferenceSet) -> FloatArray | float:
+        """Return log π_ref(a)/π_ref(b) of each pair, ``(n_pairs,)``; 0 if it was trained without a reference policy.
+
+        The votes need the columns of ``text.reference.with_log_probs``.
+        """
+        return 0.0 if self.reference is None else log_ratio(preferences)
 
     @property
     def level(self) -> Level:

@@ -23,6 +23,7 @@ from pluralign.ensemble import folder as disk
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.folder import REMEDY, REWARDS_FILE, VOTES_FILE
 from pluralign.ensemble.record import LeftOut, pairs_to_measure
+from pluralign.text.reference import with_log_probs
 from pluralign.theory import calibration
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -51,7 +52,7 @@ class HeldOutVotes:
 
     def prob_hat(self, ensemble: RewardEnsemble) -> FloatArray:
         """Return the predicted shares at the level the ensemble was fitted for, ``(n_pairs,)``."""
-        return ensemble.readings(self.difference)[ensemble.level]
+        return ensemble.readings(self.difference, ensemble.log_ratio(self.preferences))[ensemble.level]
 
     def __getitem__(self, rows: npt.ArrayLike) -> "HeldOutVotes":
         """Return the pairs at ``rows`` (indices or a mask) with the rewards of their texts."""
@@ -75,6 +76,8 @@ def score_held_out(
     """
     rows, left_out = pairs_to_measure(preferences, [ensemble.trained_on], all_prompts=all_prompts)
     measured = preferences[rows] if left_out.pairs else preferences
+    if ensemble.reference is not None:
+        measured = with_log_probs(ensemble.reference, measured, progress)
     return HeldOutVotes(measured, ensemble.rewards(texts_of(measured), progress), left_out)
 
 

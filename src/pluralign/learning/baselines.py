@@ -2,6 +2,7 @@
 
 Each baseline is a formula for the share and the arrays it needs, so it is saved with the ensemble and evaluated on
 other votes too. All rewards are linear in the features. Regularisation and damping are chosen on validation prompts.
+Rewards that are read as σ(Δr) have the reference policy of the ensemble, if there is one: σ(Δr + log-ratio).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,8 +79,8 @@ def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
 
 
 def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """u/2 + (1 − u) σ(θ·d̃ / T), with d̃ the damped differences and u an undecided share."""
-    share = sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"])
+    """u/2 + (1 − u) σ(θ·d̃ / T + log-ratio), with d̃ the damped differences and u an undecided share."""
+    share = sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"] + pairs.log_ratio)
     return with_undecided(share, float(arrays.get("undecided", 0.0)))
 
 
@@ -89,8 +90,9 @@ def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
 
 
 def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """Σ_j π_j σ(θ_j·d̃), with d̃ the damped differences."""
-    return np.asarray(sigmoid(scores(_damped(arrays, pairs), arrays["theta"])) @ arrays["weights"])
+    """Σ_j π_j σ(θ_j·d̃ + log-ratio), with d̃ the damped differences."""
+    logits = scores(_damped(arrays, pairs), arrays["theta"]) + np.reshape(pairs.log_ratio, (-1, 1))
+    return np.asarray(sigmoid(logits) @ arrays["weights"])
 
 
 def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
@@ -145,7 +147,7 @@ def fit_baselines(
     fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
     single = fitted["soft_bt"].arrays
     theta, l2 = single["theta"], float(single["l2"])
-    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)[1]})
+    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(pairs, reduced, folds, l2)[1]})
     fit("damped_bt", lambda: fit_damped(pairs, single, folds))
     fit("undecided_bt", lambda: fit_undecided(pairs, fitted["damped_bt"].arrays, folds))
     fit("pair", lambda: fit_pair(pairs, theta))
@@ -160,8 +162,10 @@ def fit_baselines(
 
 def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> Parts:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
-    l2 = bt.L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, bt.path_shares(reduced, target))))]
-    return {"theta": bt.fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
+    shares_of = bt.path_shares(reduced, target, log_ratio=pairs.log_ratio)
+    l2 = bt.L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, shares_of)))]
+    theta = bt.fit_bradley_terry(pairs.difference, target, l2, log_ratio=pairs.log_ratio)
+    return {"theta": theta, "temperature": 1.0, "l2": l2}
 
 
 def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> Parts:
@@ -176,29 +180,32 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> Parts:
         plain: arrays of plain soft BT.
         folds: masks of validation pairs, ``(n,)`` each.
     """
-    difference, prob_a = pairs.difference, pairs.prob_a
+    difference, prob_a, ratio = pairs.difference, pairs.prob_a, pairs.log_ratio
     mean_square = bt.mean_row_square(difference)
     directions = bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
     damping, l2 = 0.0, float(plain["l2"])
-    error = errors_on_folds(prob_a, folds, bt.path_shares(difference @ directions, prob_a, [l2]))[:, 0]
+    error = errors_on_folds(prob_a, folds, bt.path_shares(difference @ directions, prob_a, [l2], ratio))[:, 0]
     for candidate in DAMPINGS:
         reduced = bt.damp(difference, candidate, mean_square) @ directions
-        errors = errors_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a))
+        errors = errors_on_folds(prob_a, folds, bt.path_shares(reduced, prob_a, log_ratio=ratio))
         best = int(np.argmin(np.mean([errors[fold].mean(axis=0) for fold in folds], axis=0)))
         if clearly_lower(errors[:, best] - error, pairs.prompt):
             damping, l2, error = candidate, bt.L2_GRID[best], errors[:, best]
-    theta = bt.fit_bradley_terry(bt.damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+    theta = plain["theta"]
+    if damping:
+        theta = bt.fit_bradley_terry(bt.damp(difference, damping, mean_square), prob_a, l2, log_ratio=ratio)
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
 def _temperature(
-    reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float, shares: Sequence[float] = (0.0,)
+    pairs: Pairs, reduced: Array, folds: Sequence[Mask], l2: float, shares: Sequence[float] = (0.0,)
 ) -> tuple[float, float]:
     """Return the u and T for which u/2 + (1 − u) σ(Δr/T), fitted without the validation prompts, predicts them best."""
+    prob_a, ratio = pairs.prob_a, np.broadcast_to(np.asarray(pairs.log_ratio), len(pairs))
 
     def shares_of(fold: Mask) -> Iterator[FloatArray]:
-        z = scores(reduced[fold], bt.fit_bradley_terry(reduced[~fold], prob_a[~fold], l2))
-        soft = [sigmoid(z / temperature) for temperature in TEMPERATURES]
+        z = scores(reduced[fold], bt.fit_bradley_terry(reduced[~fold], prob_a[~fold], l2, log_ratio=ratio[~fold]))
+        soft = [sigmoid(z / temperature + ratio[fold]) for temperature in TEMPERATURES]
         return (with_undecided(share, u) for u in shares for share in soft)
 
     row, column = divmod(int(np.argmin(brier_on_folds(prob_a, folds, shares_of))), len(TEMPERATURES))
@@ -217,7 +224,7 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> Parts:
     """
     difference = bt.damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
     reduced = difference @ bt.principal_directions(difference, bt.SEARCH_DIRECTIONS)
-    u, temperature = _temperature(reduced, pairs.prob_a, folds, float(damped["l2"]), UNDECIDED)
+    u, temperature = _temperature(pairs, reduced, folds, float(damped["l2"]), UNDECIDED)
     return {**damped, "undecided": u, "temperature": temperature}
 
 
@@ -279,13 +286,14 @@ def _fit_mixture(pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Ma
     for damping, single in singles.items():
         difference, l2 = bt.damp(pairs.difference, damping, mean_square), float(single["l2"])
         x = difference @ bt.principal_directions(difference, bt.FEW_DIRECTIONS)
-        found = brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], bt.mixture_shares(x, prob_a, k, l2=l2, seed=seed))
+        shares_of = bt.mixture_shares(x, prob_a, k, l2=l2, seed=seed, log_ratio=pairs.log_ratio)
+        found = brier_on_folds(prob_a, folds[: bt.SEARCH_FOLDS], shares_of)
         errors |= {(damping, factor * l2): error for factor, error in zip(bt.FACTORS, found, strict=True)}
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], bt.damp(pairs.difference, damping, mean_square)
     axes = bt.directions_with(difference, theta)
     guide = np.asarray(axes.T @ theta, dtype=np.float64)
-    members, weights = bt.fit_em(difference @ axes, prob_a, guide, k, l2=l2, seed=seed)
+    members, weights = bt.fit_em(difference @ axes, prob_a, guide, k, l2=l2, seed=seed, log_ratio=pairs.log_ratio)
     return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 

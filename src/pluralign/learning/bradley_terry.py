@@ -39,15 +39,20 @@ NEWTON_TOLERANCE = 1e-7
 
 
 def bradley_terry_loss(
-    theta: npt.ArrayLike, difference: Matrix, target: npt.ArrayLike, l2: float, weight: npt.ArrayLike = 1.0
+    theta: npt.ArrayLike,
+    difference: Matrix,
+    target: npt.ArrayLike,
+    l2: float,
+    weight: npt.ArrayLike = 1.0,
+    log_ratio: npt.ArrayLike = 0.0,
 ) -> float:
     """Return the mean cross-entropy between σ(θ · difference) and the target share, plus l2/2 |θ|².
 
-    L(θ) = mean_i w_i (log(1 + exp(z_i)) - t_i z_i) + l2/2 |θ|²,   z_i = θ · difference_i.
+    L(θ) = mean_i w_i (log(1 + exp(z_i)) - t_i z_i) + l2/2 |θ|²,   z_i = θ · difference_i + log_ratio_i.
 
     Reference: App. "BT Objective", the soft-label objective with cross-entropy.
     """
-    z = scores(difference, theta)
+    z = scores(difference, theta) + np.asarray(log_ratio)
     losses = np.logaddexp(0.0, z) - np.asarray(target) * z
     return float(np.mean(np.asarray(weight) * losses) + 0.5 * l2 * np.sum(np.asarray(theta, dtype=np.float64) ** 2))
 
@@ -60,6 +65,7 @@ def fit_bradley_terry(
     weight: npt.ArrayLike = 1.0,
     start: npt.ArrayLike | None = None,
     steps: int = NEWTON_STEPS,
+    log_ratio: npt.ArrayLike = 0.0,
 ) -> FloatArray:
     """Return the reward that minimises ``bradley_terry_loss``, which is strictly convex.
 
@@ -70,6 +76,7 @@ def fit_bradley_terry(
         weight: weight of each pair, ``(n,)``.
         start: initial θ, ``(d,)``; zeros by default.
         steps: maximum number of Newton steps.
+        log_ratio: log π_ref(a)/π_ref(b), which is added to each logit, ``(n,)``.
 
     Returns:
         θ, ``(d,)``.
@@ -82,15 +89,20 @@ def fit_bradley_terry(
     n, d = difference.shape
     t, w = np.asarray(target, dtype=np.float64), np.broadcast_to(np.asarray(weight, dtype=np.float64), (n,))
     theta = np.zeros(d) if start is None else np.array(start, dtype=np.float64)
-    loss = bradley_terry_loss(theta, difference, t, l2, w)
+    ratio = np.asarray(log_ratio, dtype=np.float64)
+
+    def loss_at(place: FloatArray) -> float:
+        return bradley_terry_loss(place, difference, t, l2, w, ratio)
+
+    loss = loss_at(theta)
     for _ in range(steps):
-        p = sigmoid(scores(difference, theta))
+        p = sigmoid(scores(difference, theta) + ratio)
         gradient = (w * (p - t)).astype(difference.dtype) @ difference / n + l2 * theta
         hessian = gram(difference, w * p * (1 - p))
         hessian[np.diag_indices(d)] += l2
         step = np.linalg.solve(hessian, gradient)
         gain, length = float(gradient @ step), 1.0
-        while (new := bradley_terry_loss(theta - length * step, difference, t, l2, w)) > loss - 1e-4 * length * gain:
+        while (new := loss_at(theta - length * step)) > loss - 1e-4 * length * gain:
             length /= 2
             if length < 1e-6:
                 return theta
@@ -100,17 +112,34 @@ def fit_bradley_terry(
     return theta
 
 
-def fit_path(difference: Matrix, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID) -> FloatArray:
+def fit_path(
+    difference: Matrix,
+    target: npt.ArrayLike,
+    l2_grid: Sequence[float] = L2_GRID,
+    log_ratio: npt.ArrayLike = 0.0,
+) -> FloatArray:
     """Fit each regularisation strength in turn, starting from the previous fit; return ``(len(l2_grid), d)``."""
     path: list[FloatArray] = []
     for l2 in l2_grid:
-        path.append(fit_bradley_terry(difference, target, l2, start=path[-1] if path else None))
+        start = path[-1] if path else None
+        path.append(fit_bradley_terry(difference, target, l2, start=start, log_ratio=log_ratio))
     return np.stack(path)
 
 
-def path_shares(x: Array, target: FloatArray, l2_grid: Sequence[float] = L2_GRID) -> SharesOf:
-    """Return the shares σ(θ·x) that a reward of each strength, fitted to the target without a fold, predicts for it."""
-    return lambda fold: sigmoid(scores(x[fold], fit_path(x[~fold], target[~fold], l2_grid).T)).T
+def path_shares(
+    x: Array, target: FloatArray, l2_grid: Sequence[float] = L2_GRID, log_ratio: npt.ArrayLike = 0.0
+) -> SharesOf:
+    """Return the shares that a reward of each strength, fitted to the target without a fold, predicts for it.
+
+    They are σ(θ·x + log π_ref(a)/π_ref(b)).
+    """
+    ratio = np.broadcast_to(np.asarray(log_ratio, dtype=np.float64), len(target))
+
+    def shares_of(fold: Mask) -> FloatArray:
+        path = fit_path(x[~fold], target[~fold], l2_grid, ratio[~fold])
+        return sigmoid(scores(x[fold], path.T) + ratio[fold, None]).T
+
+    return shares_of
 
 
 def principal_directions(difference: Matrix, m: int) -> Array:
@@ -156,7 +185,15 @@ SMALLEST = 1e-9
 
 
 def fit_em(
-    x: Array, prob_a: FloatArray, guide: FloatArray, k: int, *, l2: float, seed: int = 0, rounds: int = EM_ROUNDS
+    x: Array,
+    prob_a: FloatArray,
+    guide: FloatArray,
+    k: int,
+    *,
+    l2: float,
+    seed: int = 0,
+    rounds: int = EM_ROUNDS,
+    log_ratio: npt.ArrayLike = 0.0,
 ) -> tuple[FloatArray, FloatArray]:
     """Fit a mixture of k Bradley–Terry models by EM: each vote comes from one of k groups of people.
 
@@ -172,26 +209,31 @@ def fit_em(
         l2: regularisation strength of each group's reward.
         seed: of the noise.
         rounds: number of E and M steps.
+        log_ratio: log π_ref(a)/π_ref(b), which is added to Δr, ``(n,)``.
 
     Returns:
         The rewards, ``(m, k)``, and π, ``(k,)``.
     """
     noise = random_stream(seed, MIXTURE).standard_normal((x.shape[1], k))
     members = guide[:, None] + np.std(scores(x, guide)) * noise / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
-    weights = np.full(k, 1 / k)
+    weights, ratio = np.full(k, 1 / k), np.broadcast_to(np.asarray(log_ratio, dtype=np.float64), len(x))
     for _ in range(rounds):
-        soft = np.clip(sigmoid(scores(x, members)), SMALLEST, 1 - SMALLEST)
+        soft = np.clip(sigmoid(scores(x, members) + ratio[:, None]), SMALLEST, 1 - SMALLEST)
         for_a = weights * soft / (soft @ weights)[:, None] * prob_a[:, None]
         for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - prob_a)[:, None]
         count = np.maximum(for_a + for_b, 1e-9)
         for j in range(k):
             target, weight = for_a[:, j] / count[:, j], count[:, j] / count[:, j].mean()
-            members[:, j] = fit_bradley_terry(x, target, l2, weight=weight, start=members[:, j], steps=2)
+            members[:, j] = fit_bradley_terry(
+                x, target, l2, weight=weight, start=members[:, j], steps=2, log_ratio=ratio
+            )
         weights = count.mean(axis=0) / count.mean(axis=0).sum()
     return members, weights
 
 
-def mixture_shares(x: Array, prob_a: FloatArray, k: int, *, l2: float, seed: int = 0) -> SharesOf:
+def mixture_shares(
+    x: Array, prob_a: FloatArray, k: int, *, l2: float, seed: int = 0, log_ratio: npt.ArrayLike = 0.0
+) -> SharesOf:
     """Return the shares that a mixture of each regularisation strength, fitted without a fold, predicts for it.
 
     Args:
@@ -200,14 +242,18 @@ def mixture_shares(x: Array, prob_a: FloatArray, k: int, *, l2: float, seed: int
         k: number of groups.
         l2: regularisation of the single reward that groups start from; strengths are its products with ``FACTORS``.
         seed: of the noise.
+        log_ratio: log π_ref(a)/π_ref(b), which is added to Δr, ``(n,)``.
     """
+    ratio = np.broadcast_to(np.asarray(log_ratio, dtype=np.float64), len(x))
 
     def shares_of(fold: Mask) -> Iterator[FloatArray]:
-        rest, p = x[~fold], prob_a[~fold]
-        guide = fit_bradley_terry(rest, p, l2)
+        rest, p, of_rest = x[~fold], prob_a[~fold], ratio[~fold]
+        guide = fit_bradley_terry(rest, p, l2, log_ratio=of_rest)
         for factor in FACTORS:
-            members, weights = fit_em(rest, p, guide, k, l2=factor * l2, seed=seed, rounds=SEARCH_ROUNDS)
-            yield sigmoid(scores(x[fold], members)) @ weights
+            members, weights = fit_em(
+                rest, p, guide, k, l2=factor * l2, seed=seed, rounds=SEARCH_ROUNDS, log_ratio=of_rest
+            )
+            yield sigmoid(scores(x[fold], members) + ratio[fold, None]) @ weights
 
     return shares_of
 
@@ -365,13 +411,13 @@ def fit_teacher(
         seed: of the start of the mixture.
         mixture: whether to fit the mixture too.
     """
-    difference, prob_a = pairs.difference, pairs.prob_a
+    difference, prob_a, ratio = pairs.difference, pairs.prob_a, pairs.log_ratio
     mean_square = mean_row_square(difference)
     directions = principal_directions(difference, SEARCH_DIRECTIONS)
 
     def errors(damping: float, some: Sequence[Mask]) -> FloatArray:
         reduced = damp(difference, damping, mean_square) @ directions
-        return brier_on_folds(prob_a, some, path_shares(reduced, prob_a, TEACHER_L2_GRID))
+        return brier_on_folds(prob_a, some, path_shares(reduced, prob_a, TEACHER_L2_GRID, ratio))
 
     found = {damping: errors(damping, folds[:1]) for damping in dampings}
     if len(folds) > 1:
@@ -384,17 +430,18 @@ def fit_teacher(
         return _fit(pairs, damping, mean_square, l2, None, seed)
     damped = damp(difference, damping, mean_square)
     leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
-    shares_of = mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed)
+    shares_of = mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed, log_ratio=ratio)
     factor = FACTORS[int(np.argmin(brier_on_folds(prob_a, folds[:SEARCH_FOLDS], shares_of)))]
     return _fit(pairs, damping, mean_square, l2, factor * l2, seed)
 
 
 def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float | None, seed: int) -> Teacher:
-    damped = damp(pairs.difference, damping, mean_square)
-    theta = fit_bradley_terry(damped, pairs.prob_a, l2)
+    damped, prob_a, ratio = damp(pairs.difference, damping, mean_square), pairs.prob_a, pairs.log_ratio
+    theta = fit_bradley_terry(damped, prob_a, l2, log_ratio=ratio)
     axes = directions_with(damped, theta)
     voices, weights = theta[:, None], np.ones(1)
     if voices_l2 is not None:
-        own, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
+        guide = axes.T @ theta
+        own, weights = fit_em(damped @ axes, prob_a, guide, VOICES, l2=voices_l2, seed=seed, log_ratio=ratio)
         voices = np.asarray(axes @ own)
     return Teacher(theta, voices, weights, axes, damping, mean_square, l2, voices_l2)

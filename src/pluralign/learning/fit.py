@@ -42,6 +42,7 @@ from pluralign.learning.task import (
 from pluralign.learning.tuned import fit_tuned
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.options import AUTO
+from pluralign.text.reference import log_ratio, with_log_probs
 from pluralign.text.store import read_features_file
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, rows_of_texts
@@ -105,6 +106,8 @@ def fit(
         return fit_tuned(preferences, options, finetuning, folder, progress, watcher)
 
     started = time.perf_counter()
+    if options.reference is not None:
+        preferences = with_log_probs(options.reference, preferences, progress)
     test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()
     text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
     if options.features is not None and options.layers == AUTO:
@@ -119,6 +122,7 @@ def fit(
             "options": decisive_options(options),
             "version": __version__,
             "encoder": text_features.identity,
+            **({} if options.reference is None else {"log_ratio": log_ratio(preferences)}),
         }
         checkpoints = Checkpoints(folder, inputs, processes)
         data = LearningData(preferences, test_rows, features, text_features, options, checkpoints, watcher)

@@ -39,11 +39,14 @@ from pluralign.learning.voices import fit_judgments
 from pluralign.text import surface
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.reference import log_ratio
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
 from pluralign.votes.judgments import Judgments
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
+DECISIVE_LOG_RATIO = 4.0
+"""Log-ratios of a reference policy above it leave little to rewards: σ(4) = .98."""
 INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
 
@@ -88,7 +91,8 @@ def judgments_of(votes: PreferenceSet, rows: Mask, options: FitOptions) -> tuple
         The judgments on these prompts, and the text of each of their entries.
     """
     judged = votes.judgments if votes.knows_raters else votes.whole_judgments
-    if judged is None or not (votes.knows_raters or (options.judgments and options.target == "auto")):
+    wanted = options.judgments and options.target == "auto" and options.reference is None
+    if judged is None or not (votes.knows_raters or wanted):
         return None
     kept = np.isin(judged.prompt, votes.prompt_index[rows])
     return (judged[kept], judged.items(votes)[np.repeat(kept, judged.sizes)]) if kept.any() else None
@@ -127,7 +131,8 @@ def task_of(data: LearningData, inputs: FeatureMap, trained: Trained | None = No
     """Return the training and held-out pairs with these inputs."""
     votes, items, processes = data.preferences, data.preferences.items(), data.checkpoints.processes
     mapped = _map_features(inputs, data.features, _texts_read(votes, processes))
-    pairs = Pairs(mapped, items.a, items.b, votes.prob_a, votes.prompt_index, processes)
+    ratio = 0.0 if data.options.reference is None else log_ratio(votes)
+    pairs = Pairs(mapped, items.a, items.b, votes.prob_a, votes.prompt_index, processes, ratio)
     train, test = _training_rows(data), pairs[data.test_rows]
     data.watcher.floor(calibration.floor(test.prob_a))
     return FitTask(
@@ -197,6 +202,10 @@ def _limits_of(train: Pairs) -> list[str]:
         notes.append("the features of the two responses are equal in every training pair, so the ensemble predicts ½")
     elif len(np.unique(train.a)) == 1:
         notes.append("there is only one training pair, so the ensemble repeats its votes")
+    if (typical := float(np.median(np.abs(train.log_ratio)))) > DECISIVE_LOG_RATIO:
+        notes.append(
+            f"half of the reference policy's log-ratios exceed {typical:.0f} nats: it alone decides these pairs"
+        )
     return notes
 
 

@@ -85,13 +85,18 @@ class Predictor:
 
 
 def ensemble_predictor(
-    ensemble: RewardEnsemble, reward_a: FloatArray, reward_b: FloatArray, name: str = "ensemble"
+    ensemble: RewardEnsemble, preferences: PreferenceSet, difference: FloatArray, name: str = "ensemble"
 ) -> Predictor:
-    """Return an ensemble as a predictor, from the rewards of both responses of each pair, ``(n_pairs, k)``."""
-    difference = reward_a - reward_b
-    readings = {str(level): share for level, share in ensemble.readings(difference).items()}
-    own = ensemble.weights, ensemble.undecided, ensemble.temperature
-    return Predictor(name, "ensemble", readings, ensemble.level, difference, *own)
+    """Return an ensemble as a predictor, from the reward differences of each pair, ``(n_pairs, k)``.
+
+    If it was trained with a reference policy, the votes have the columns of that policy.
+    """
+    readings = ensemble.readings(difference, ensemble.log_ratio(preferences))
+    own, note = (ensemble.weights, ensemble.undecided, ensemble.temperature), ""
+    if ensemble.reference is not None:
+        note = f"the policy level has the reference policy {ensemble.reference}"
+    by_name = {str(level): share for level, share in readings.items()}
+    return Predictor(name, "ensemble", by_name, ensemble.level, difference, *own, note)
 
 
 def reward_predictor(
@@ -255,13 +260,13 @@ def read_ensemble(
     items = preferences.items()
     inputs = ensemble.members.inputs(features)
     rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
-    pairs = Differences(inputs, items.a, items.b)
+    pairs = Differences(inputs, items.a, items.b, log_ratio=ensemble.log_ratio(preferences))
     baselines = {}
     for baseline_name, baseline in baselines_of(ensemble).items():
         worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences.prob_a)
         plain = baseline.rewards(inputs) if baseline_name == "soft_bt" else None
         baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst, plain)
-    predictor = ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name)
+    predictor = ensemble_predictor(ensemble, preferences, rewards[items.a] - rewards[items.b], name)
     judged, found = preferences.judgments, None
     if judged is not None and VOICES in ensemble.baselines and len(ensemble.baselines[VOICES]["shares"]) > 1:
         found = judgment_figures(ensemble.baselines, judged, judged.items(preferences), inputs)

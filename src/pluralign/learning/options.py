@@ -37,6 +37,11 @@ class FitOptions:
         "Only --variant printed depends on it.",
     )
     level: Level = option("vote", "Train for shares of hard votes, or of policies.")
+    reference: str | None = option(
+        None,
+        "With --level policy: train with a reference policy (App. A): data (columns logprob_a, logprob_b), smollm2, a "
+        "model folder or a hub id.",
+    )
     target: Target = option(
         "auto",
         "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
@@ -160,6 +165,7 @@ APPLIES: Mapping[str, Applies] = {
     **dict.fromkeys(("level", "undecided", "raters"), Applies(method=("joint",))),
     "judgments": Applies(method=("joint",), raters=(False,)),
     "target": Applies(method=("joint",), level=("vote",), raters=(False,)),
+    "reference": Applies(method=("joint",), features=("frozen",), level=("policy",), raters=(False,)),
     **dict.fromkeys(("features", "folds"), Applies(features=("frozen",))),
     **dict.fromkeys(("encoder", "layers", "pooling", "surface"), Applies(features=("frozen", "attention"))),
     "pooling attention": Applies(method=("joint",)),

@@ -46,6 +46,8 @@ class Differences:
     """s, ``(n,)``; None means 1 for every row."""
     processes: Processes = ALONE
     """Processes that share the products. Each one handles its part of the texts, and the pairs whose a is in it."""
+    log_ratio: FloatArray | float = 0.0
+    """log π_ref(a)/π_ref(b) of each row, ``(n,)``, for those who read policies. Not a part of the matrix."""
 
     __array_ufunc__ = None  # makes ``array @ differences`` call __rmatmul__ below
 
@@ -201,6 +203,11 @@ def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
     return votes_from_rewards(reward, np.zeros_like(reward))
 
 
+def soft_votes(pairs: "Pairs", theta: FloatArray) -> FloatArray:
+    """Return σ(θ_j · difference + log π_ref(a)/π_ref(b)), the choices of policies at β = 1, ``(n, k)``."""
+    return sigmoid(scores(pairs.difference, theta) + np.reshape(pairs.log_ratio, (-1, 1)))
+
+
 def solve_weights(difference: Matrix, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the best simplex weights of the members' hard votes, and the share that they predict."""
     votes = hard_votes(difference, theta)
@@ -227,6 +234,8 @@ class Pairs:
     """Prompt of each pair, ``(n,)``."""
     processes: Processes = ALONE
     """Processes that fit together."""
+    log_ratio: FloatArray | float = 0.0
+    """log π_ref(a)/π_ref(b) of each pair, which policies add to Δr, ``(n,)``; 0 without a reference policy."""
 
     def __len__(self) -> int:
         return len(self.prob_a)
@@ -240,11 +249,13 @@ class Pairs:
 
     def lazy_difference(self) -> Differences:
         """Return the difference in blocks, which also gives products with single texts."""
-        return Differences(self.inputs, self.a, self.b, processes=self.processes)
+        return Differences(self.inputs, self.a, self.b, processes=self.processes, log_ratio=self.log_ratio)
 
     def __getitem__(self, rows: npt.NDArray[Any]) -> "Pairs":
         """Return some of the pairs. They share the inputs."""
-        return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
+        ratio = self.log_ratio if isinstance(self.log_ratio, float) else self.log_ratio[rows]
+        own = {"a": self.a[rows], "b": self.b[rows], "prob_a": self.prob_a[rows], "prompt": self.prompt[rows]}
+        return replace(self, **own, log_ratio=ratio)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,10 +276,7 @@ class Members:
 
     def prob_hat(self, pairs: Pairs, level: Level) -> FloatArray:
         """Return the predicted share preferring response a, ``(n,)``: of hard votes, or of policies at β = 1."""
-        if level == "policy":
-            votes = sigmoid(scores(pairs.difference, self.theta))
-        else:
-            votes = hard_votes(pairs.difference, self.theta)
+        votes = soft_votes(pairs, self.theta) if level == "policy" else hard_votes(pairs.difference, self.theta)
         return with_undecided(np.clip(votes @ self.weights, 0.0, 1.0), self.undecided)
 
     def brier(self, pairs: Pairs, level: Level) -> float:

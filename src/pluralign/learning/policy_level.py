@@ -3,7 +3,8 @@
 ``joint`` trains for hard votes instead. Here the loss is smooth, so all members and weights are fitted by L-BFGS. They
 start from a mixture of Bradley–Terry rewards fitted by EM. The target is the votes alone, or their blend with the share
 that the teacher's mixture predicts: on damped differences, so that members learn to be less certain of long ones. There
-is no undecided share: σ(Δr) near ½ already says that a member is undecided.
+is no undecided share: σ(Δr) near ½ already says that a member is undecided. With a reference policy each σ(Δr_j), also
+of the teacher, is σ(Δr_j + log π_ref(a)/π_ref(b)).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from pluralign.learning.bradley_terry import (
     principal_directions,
 )
 from pluralign.learning.joint import ShareLoss
-from pluralign.learning.pairs import Members, Pairs, cap_disagreement, errors_on_folds, scores
+from pluralign.learning.pairs import Members, Pairs, cap_disagreement, errors_on_folds, scores, soft_votes
 from pluralign.theory.calibration import sigmoid
 from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.simplex import simplex_least_squares
@@ -72,7 +73,7 @@ def choose_policy_options(
             problem = _PolicyProblem.of(rest, teacher.refit(rest, seed), k, seed)
             for candidate in of:
                 theta, weights = problem.minimise(candidate, VALIDATION_STEPS)
-                yield sigmoid(scores(check.difference, theta)) @ weights
+                yield soft_votes(check, theta) @ weights
 
         return errors_on_folds(pairs.prob_a, some, shares_of)
 
@@ -110,7 +111,7 @@ def train_policy_level(
         [cap_disagreement(member, problem.reward, pairs.difference, pairs.prob_a, bound) for member in theta.T]
     )
     if not np.array_equal(capped, theta):  # the shares are linear in the weights: solve these again
-        weights = simplex_least_squares(sigmoid(scores(pairs.difference, capped)), pairs.prob_a)
+        weights = simplex_least_squares(soft_votes(pairs, capped), pairs.prob_a)
     return Members(capped, weights)
 
 
@@ -124,6 +125,8 @@ class _PolicyProblem:
     """Differences of the pairs, then of the rotated pairs, ``(n + ROTATED, m)``."""
     prob_a: FloatArray
     """``(n,)``."""
+    log_ratio: FloatArray
+    """log π_ref(a)/π_ref(b), ``(n + ROTATED,)``."""
     taught: FloatArray
     """Share that the teacher's mixture predicts, ``(n + ROTATED,)``."""
     reward: FloatArray
@@ -135,18 +138,20 @@ class _PolicyProblem:
     def of(cls, pairs: Pairs, teacher: Teacher, k: int, seed: int) -> "_PolicyProblem":
         """Return the problem of some pairs."""
         difference, prob_a = pairs.difference, pairs.prob_a
+        ratio = np.broadcast_to(np.asarray(pairs.log_ratio), len(pairs))
         if isinstance(teacher, TrainedTeacher):  # its rewards were trained on these pairs
             reward, axes = teacher.theta, teacher.axes
         else:
-            reward = fit_bradley_terry(difference, prob_a, teacher.l2)
+            reward = fit_bradley_terry(difference, prob_a, teacher.l2, log_ratio=ratio)
             axes = directions_with(difference, reward)
         x = np.ascontiguousarray(difference @ axes)
         if isinstance(teacher, TrainedTeacher) and k <= teacher.voices.shape[1]:
             start = np.asarray(axes.T @ teacher.voices[:, :k], dtype=np.float64)
         else:
             assert teacher.voices_l2 is not None  # noqa: S101 - a teacher of the policy level has a mixture
-            start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
+            start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed, log_ratio=ratio)
         # A rotated pair has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
+        # Log-ratios are rotated as rewards are: a swap of the responses changes their signs.
         rng = random_stream(seed, POLICY_LEVEL)
         first, second = rng.integers(len(x), size=(2, ROTATED))
         angle = rng.random((ROTATED, 1)) * 2 * np.pi
@@ -154,10 +159,11 @@ class _PolicyProblem:
         squares, rewards = teacher.squares(difference).astype(np.float64), scores(difference, teacher.voices)
         squares = np.append(squares, cosine[:, 0] ** 2 * squares[first] + sine[:, 0] ** 2 * squares[second])
         rewards = np.vstack([rewards, cosine * rewards[first] + sine * rewards[second]])
+        ratio = np.append(ratio, cosine[:, 0] * ratio[first] + sine[:, 0] * ratio[second])
         factor = damping_factor(squares, teacher.damping, teacher.mean_square)
-        taught = sigmoid(rewards * factor[:, None]) @ teacher.voice_weights
+        taught = sigmoid(rewards * factor[:, None] + ratio[:, None]) @ teacher.voice_weights
         rotated = (cosine * x[first] + sine * x[second]).astype(x.dtype)
-        return cls(axes, np.vstack([x, rotated]), prob_a, np.asarray(taught), reward, start)
+        return cls(axes, np.vstack([x, rotated]), prob_a, ratio, np.asarray(taught), reward, start)
 
     def minimise(self, chosen: PolicyOptions, steps: int) -> tuple[FloatArray, FloatArray]:
         """Return the members ``(d, k)`` and weights that minimise ``policy_loss``."""
@@ -169,7 +175,7 @@ class _PolicyProblem:
             weight = np.append(np.full(n, 0.5 / n), np.full(ROTATED, 0.5 / ROTATED))
         k = self.start.shape[1]
         unknowns = np.append(self.start.ravel(), np.zeros(k))
-        objective = policy_loss(x, target, chosen.l2, k, weight)
+        objective = policy_loss(x, target, chosen.l2, k, weight, log_ratio=self.log_ratio[: len(x)])
         solution = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
         theta, logits = solution[: self.start.size].reshape(self.start.shape), solution[self.start.size :]
         return np.asarray(self.axes @ theta, dtype=np.float64), softmax(logits)
@@ -198,17 +204,25 @@ def adjusted_to_counts(pairs: Pairs, members: Members) -> Members:
 
 
 def policy_loss(
-    x: Array, target: FloatArray, l2: float, k: int, weight: FloatArray, center: FloatArray | None = None
+    x: Array,
+    target: FloatArray,
+    l2: float,
+    k: int,
+    weight: FloatArray,
+    center: FloatArray | None = None,
+    log_ratio: FloatArray | float = 0.0,
 ) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j − c_j|², its gradient).
+    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i + o_i) − t_i)² + l2/k Σ_j |θ_j − c_j|², its gradient).
 
-    This is ``ShareLoss`` with τ = 1, without undecided share and penalty, plus the regularisation (c is 0 by default).
+    This is ``ShareLoss`` with τ = 1, without undecided share and penalty, plus the regularisation (c is 0 by default)
+    and the log-ratio o of the reference policy.
     """
+    ratio = np.reshape(log_ratio, (-1, 1))
     m, loss, center = x.shape[1], ShareLoss(weight[:, None], [k]), np.zeros(1) if center is None else center
 
     def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
         theta, weights = unknowns[: m * k].reshape(m, k), softmax(unknowns[m * k :])
-        soft = sigmoid(scores(x, theta))
+        soft = sigmoid(scores(x, theta) + ratio)
         error = loss.errors(soft, weights, target[:, None])
         value = float(weight @ error[:, 0] ** 2 + l2 / k * np.sum((theta - center) ** 2))
         slope, weight_gradient = loss.gradients(soft)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.core.errors import DataError, UsageError
+from pluralign.core.errors import UsageError
 from pluralign.core.options import option, show_options, with_changes
 from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
 from pluralign.core.types import Progress
@@ -31,10 +31,9 @@ from pluralign.measuring.individuals import Representation, represent
 from pluralign.measuring.insight import measure_insight
 from pluralign.measuring.personas import Personas
 from pluralign.measuring.predictors import Source, find_predictor, load_predictor
-from pluralign.text.causal import response_log_prob
 from pluralign.text.encoders import TextFeatures
 from pluralign.text.judge import JudgeUsage
-from pluralign.text.loading import model_folder
+from pluralign.text.reference import log_ratio, with_log_probs
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
 from pluralign.theory.calibration import by_stratum, sigmoid
@@ -51,7 +50,10 @@ class EvaluateOptions:
 
     groups: Sequence[str] = option(by_group.DEFAULT_GROUPINGS, "Groupings of pairs: length, topic, strata or columns.")
     betas: Sequence[float] = option((), "Further strengths of regularisation for the policy level.")
-    reference: str | None = option(None, "Reference policy: data (columns logprob_a, logprob_b), or a causal model.")
+    reference: str | None = option(
+        None,
+        "Reference policy: data (columns logprob_a, logprob_b), a causal model, or none (default: that of the fit).",
+    )
     features: str | None = option(None, "Folder of pluralign encode with the (frozen) features of these votes.")
     all_prompts: bool = option(False, "Measure on training prompts too. The figures are then too good.")
     limit: int | None = option(None, "Measure on a random sample of at most this many pairs, prompt by prompt.")
@@ -192,12 +194,11 @@ class FullEvaluation(Evaluation):
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """Strengths of regularisation β that every evaluation reports."""
-LOG_PROB_COLUMNS = ("logprob_a", "logprob_b")
+WITHOUT = "none"
+"""``--reference`` that leaves out the reference policy of the training."""
 
 
-def policy_level(
-    subject: Predictor, preferences: PreferenceSet, options: EvaluateOptions, progress: Progress | None = None
-) -> PolicyLevel | None:
+def policy_level(subject: Predictor, preferences: PreferenceSet, options: EvaluateOptions) -> PolicyLevel | None:
     """Return the Brier score of the policy level for a grid of β, ending in β → 0.
 
       p̂ = u/2 + (1 − u) Σ_j α_j σ(Δr_j / β + log π_ref(a)/π_ref(b))
@@ -207,9 +208,8 @@ def policy_level(
 
     Args:
         subject: the predictor; it needs rewards.
-        preferences: the votes.
-        options: with further values of β, and the reference policy (see ``reference_log_ratio``).
-        progress: called while the reference reads texts.
+        preferences: the votes, with the columns of the reference policy (``text.reference.with_log_probs``).
+        options: with further values of β, and the name of the reference policy.
 
     Returns:
         The table, or None for files of probabilities.
@@ -224,7 +224,7 @@ def policy_level(
     ratios: list[FloatArray | float] = [0.0]
     limit = [subject.readings["vote"]]
     if options.reference is not None:
-        ratios.append(ratio := reference_log_ratio(options.reference, preferences, progress))
+        ratios.append(ratio := log_ratio(preferences))
         votes = np.where(difference == 0, sigmoid(ratio)[:, None], (difference > 0).astype(float))
         limit.append(calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided))
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
@@ -238,26 +238,6 @@ def policy_level(
         scores = [(calibration.brier(share, p), calibration.brier_corrected(share, p, n, ties)) for share in shares]
         rows.append(PolicyRow(beta, *itertools.chain(*scores)))
     return PolicyLevel(options.reference, rows)
-
-
-def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
-    """Return log π_ref(a) − log π_ref(b) of each pair, ``(n_pairs,)``, from columns of the data or a causal model."""
-    if reference != "data":
-        items = preferences.items()
-        log_prob = response_log_prob(model_folder(reference), texts_of(preferences), progress)
-        return np.asarray(log_prob[items.a] - log_prob[items.b])
-    sides = []
-    for name in LOG_PROB_COLUMNS:
-        values = by_group.as_numbers(preferences.columns[name]) if name in preferences.columns else None
-        if values is None:
-            remedy = f"give each row numbers in {' and '.join(LOG_PROB_COLUMNS)}, or name a model as --reference"
-            raise DataError(f"it has no numeric column {name}", file=preferences.name, remedy=remedy)
-        if not np.isfinite(values).all():
-            pair = int(np.argmin(np.isfinite(values)))
-            remedy = "give the log-probability of every response"
-            raise DataError(f"{name} of pair {pair + 1} is missing or not finite", file=preferences.name, remedy=remedy)
-        sides.append(values)
-    return np.asarray(sides[0] - sides[1])
 
 
 @show_options(EvaluateOptions)
@@ -302,7 +282,10 @@ def evaluate(
     if options.limit is not None:
         measured = _sample_pairs(everything, measured, options.limit, seed)
     votes = everything[measured] if not measured.all() else everything
+    ensemble, options = _reference_of(ensemble, options)
     load = partial(load_predictor, preferences=votes, measured=measured, seed=seed, progress=progress)
+    if options.reference is not None:
+        votes = with_log_probs(options.reference, votes, progress)
     if ensemble is not None:
         inputs = _features(ensemble, everything if raters else votes, options.features, progress)
         if raters is not None:
@@ -335,9 +318,21 @@ def evaluate(
         groups=groups,
         worst_group=worst_group,
         adversarial=by_group.adversarial_calibration(prediction, votes, seed=seed),
-        policy=policy_level(own, votes, options, progress),
+        policy=policy_level(own, votes, options),
         representation=representation,
     )
+
+
+def _reference_of(
+    ensemble: RewardEnsemble | None, options: EvaluateOptions
+) -> tuple[RewardEnsemble | None, EvaluateOptions]:
+    """Return an ensemble and options with one reference policy: that of the options, or else that of the training."""
+    trained = None if ensemble is None else ensemble.reference
+    reference = None if options.reference == WITHOUT else options.reference or trained
+    if ensemble is not None and trained is not None:
+        changed = {**ensemble.record.options, "reference": reference}
+        ensemble = replace(ensemble, record=replace(ensemble.record, options=changed))
+    return ensemble, replace(options, reference=reference)
 
 
 def _info(predictor: Predictor) -> dict[str, Any]:
@@ -347,7 +342,8 @@ def _info(predictor: Predictor) -> dict[str, Any]:
 
 def evaluate_held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, seed: int = 0) -> FullEvaluation:
     """Return the figures on votes that were scored already, with the number of pairs left out."""
-    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
+    reference = None if ensemble.reference is None else "data"  # the held-out votes have the columns
+    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed, reference=reference)
     return replace(evaluation, left_out=held_out.left_out)
 
 

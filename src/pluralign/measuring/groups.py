@@ -26,6 +26,7 @@ from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import as_numbers
 
 # --- Grouping of pairs: by length, by topic, by how people split, or by a column of the data.
 
@@ -106,21 +107,6 @@ def column_labels(values: npt.NDArray[Any]) -> Labels:
     labels = np.array(["missing" if value is None or value != value else str(value) for value in values], dtype=object)
     names, position, counts = np.unique(labels, return_inverse=True, return_counts=True)
     return np.where(counts < RARE, "other", names)[position]
-
-
-def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
-    """Return a column as floats with NaN for nulls, or None if it is not numeric. CSV columns are text.
-
-    Example:
-        >>> as_numbers(np.array(["1.5", None], dtype=object))
-        array([1.5, nan])
-    """
-    if values.dtype.kind == "b":
-        return None
-    try:
-        return np.array([np.nan if value is None else value for value in values.tolist()], dtype=np.float64)
-    except ValueError:
-        return None
 
 
 def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:

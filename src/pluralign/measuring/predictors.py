@@ -26,6 +26,7 @@ from pluralign.learning.measure import Predictor, ensemble_predictor, reward_pre
 from pluralign.measuring.personas import PREFIX, Personas, find_personas, persona_predictor
 from pluralign.text.classifier import UNDECIDED_KEY, WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.text.loading import model_folder
+from pluralign.text.reference import with_log_probs
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import read_records
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -240,20 +241,28 @@ def load_predictor(
         progress: called with the texts done and the total.
     """
     if isinstance(source, RewardEnsemble):
-        return ensemble_predictor(source, *source.pair_rewards(preferences, progress))
+        return _ensemble_predictor(source, preferences, "ensemble", progress)
     if isinstance(source, Personas):
         return persona_predictor(source, preferences, seed=seed, progress=progress)
     kind = find_predictor(source)
     if kind == "personas":
         find_personas(str(source), None)  # raises UsageError: a name alone has no judge
     if kind == "ensemble":
-        ensemble = RewardEnsemble.load(source)
-        return ensemble_predictor(ensemble, *ensemble.pair_rewards(preferences, progress), name=str(source))
+        return _ensemble_predictor(RewardEnsemble.load(source), preferences, str(source), progress)
     if kind == "file":
         return read_score_file(Path(source), preferences, measured=measured, seed=seed)
     remedy = "check the path, or the model id and the network"
     folder = Path(source) if kind == "model" else model_folder(str(source), remedy=remedy)
     return _model_predictor(str(source), folder, preferences, seed, progress)
+
+
+def _ensemble_predictor(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, name: str, progress: Progress | None
+) -> Predictor:
+    if ensemble.reference is not None:
+        preferences = with_log_probs(ensemble.reference, preferences, progress)
+    reward_a, reward_b = ensemble.pair_rewards(preferences, progress)
+    return ensemble_predictor(ensemble, preferences, reward_a - reward_b, name)
 
 
 def _model_predictor(

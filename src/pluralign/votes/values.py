@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.text import shortened
 from pluralign.votes.prompts import Message, PromptLike
 
@@ -230,3 +232,18 @@ def parse_cell(name: str, text: str) -> Any:
         return float(digits) if _DECIMAL.fullmatch(digits) else text
     is_list = name in ("responses", "rankings", "ranking", "scores")
     return parsed(text) if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")) else text
+
+
+def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
+    """Return a column as floats with NaN for nulls, or None if it is not numeric. CSV columns are text.
+
+    Example:
+        >>> as_numbers(np.array(["1.5", None], dtype=object))
+        array([1.5, nan])
+    """
+    if values.dtype.kind == "b":
+        return None
+    try:
+        return np.array([np.nan if value is None else value for value in values.tolist()], dtype=np.float64)
+    except ValueError:
+        return None

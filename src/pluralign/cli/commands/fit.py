@@ -83,6 +83,7 @@ def fit(
         pluralign fit votes.jsonl.gz -o ensemble
         pluralign fit demo -o town --method stagewise --variant printed --k 4
         pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json
+        pluralign fit votes.jsonl -o soft --level policy --reference smollm2
         pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
         pluralign fit --config run.toml -o again --seed 1
@@ -148,7 +149,8 @@ def evaluate(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Reference policy: data (columns logprob_a and logprob_b), smollm2, a model folder or a hub id."
+            help="Reference policy: data (columns logprob_a and logprob_b), smollm2, a model folder or a hub id, or "
+            "none (default: that of the fit)."
         ),
     ] = None,
     features: Annotated[
