@@ -180,7 +180,6 @@ def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsem
     ("options", "sentence"),
     [
         ({"mode": "balance"}, "did you mean 'balanced'"),
-        ({"rule": "plurality"}, "no rule 'plurality'"),
         ({"cover": "top two"}, "no cover 'top two'; did you mean 'top-two'"),
         ({"slate_size": 0}, "at least one answer; slate_size cannot be 0"),
         ({"n": 0}, "n must be at least one"),

@@ -67,14 +67,6 @@ def test_fit_equals_scipys_minimum(l2: float) -> None:
     assert loss(fitted) <= other.fun + 1e-9
 
 
-def test_weight_equals_a_number_of_repetitions() -> None:
-    difference, target, _ = shares(3)
-    times = np.random.default_rng(3).integers(0, 4, len(target))
-    repeated = fit_bradley_terry(np.repeat(difference, times, axis=0), np.repeat(target, times), 0.1)
-    weighted = fit_bradley_terry(difference, target, 0.1, weight=times / times.mean())
-    np.testing.assert_allclose(weighted, repeated, atol=1e-5)
-
-
 @given(st.integers(0, 10_000))
 def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     difference, target, weight = shares(seed)

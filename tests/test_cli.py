@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import WriteLines, printed, run, run_process, wide
+from conftest import WriteLines, facts_of, printed, run, run_process, wide
 from test_summary import in_plain_python, random_rows
 
 from pluralign import __version__, demo, town_hall
@@ -96,12 +96,6 @@ def test_inspect_reads_standard_input_and_options(write_jsonl: WriteLines) -> No
     assert (summary["votes"], summary["tie_rule"]) == (4, "half")
 
 
-def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
-    path = tmp_path / "[bold]votes.jsonl"
-    path.write_text(json.dumps(wide(response_a="[red]Yes[/red]")))
-    assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
-
-
 # --- demo -------------------------------------------------------------------------------------------------------------
 
 
@@ -131,16 +125,16 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
-    shown = run("demo", "--pairs", "300", "--encoder", "none").stdout
+    shown = printed(*DEMO)
     options = "-o town --encoder none --test-fraction 0.2\n  pluralign serve town\n"
     assert f"  pluralign fit demo-rankings:300 {options}" in shown
-    other = run("demo", "--pairs", "300", "--encoder", "none", "--seed", "3").stdout
+    other = printed(*DEMO, "--seed", "3")
     assert f"  pluralign demo --pairs 300 --seed 3 -o town.parquet\n  pluralign fit town.parquet {options}" in other
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_report_of_the_demo_has_all_methods_and_the_truth(tmp_path: Path) -> None:
-    shown = printed("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
+    shown = printed(*DEMO, "--report", tmp_path / "town.html")
     assert f"Wrote {tmp_path / 'town.html'}" in shown.replace("\n", "")
     page = (tmp_path / "town.html").read_text()
     parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people", "keepers of custom"]
@@ -149,7 +143,7 @@ def test_report_of_the_demo_has_all_methods_and_the_truth(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
-    result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
+    result = facts_of(*DEMO)
     keys = {"inspect", "truth", "methods", "report_data", "camps", "asked", "report"}
     assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
