@@ -15,7 +15,7 @@ from served import HELLO, SECRET, TEXTS, Client, Writer, pair, running, wait_unt
 from test_tune import TOWN, ensemble_of, llama, policies  # noqa: F401 - fixtures
 
 from pluralign import DataError, RewardEnsemble, town_hall
-from pluralign.answering.answer import ALL_UNLIKE, UNCHECKED
+from pluralign.answering.answer import UNCHECKED
 from pluralign.answering.policies import load_policies
 from pluralign.answering.steering import Likings, MeaningMatch
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
@@ -110,12 +110,11 @@ def test_a_member_answers_with_its_favourite(generating: Client, ensemble: Rewar
 
 def test_draws_follow_the_weights_and_repeat_with_a_seed(client: Client, ensemble: RewardEnsemble) -> None:
     body: dict[str, Any] = {"model": "town", "messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS}
-    draws = [client.json("/v1/chat/completions", body | {"n": 64}) for _ in range(6)]
+    draws = [client.json("/v1/chat/completions", body | {"n": 64}) for _ in range(2)]
     drawn = [one["member"] for draw in draws for one in draw["pluralign"]["answers"]]
-    assert len(drawn) == len(draws) * 64 == sum(len(draw["choices"]) for draw in draws)
-    shares = np.bincount(drawn, minlength=3) / len(drawn)
-    assert np.abs(shares - ensemble.weights).max() < 4.5 * 0.5 / np.sqrt(len(drawn))  # standard errors
-    assert len({draw["pluralign"]["seed"] for draw in draws}) == 6
+    assert len(drawn) == 128 == sum(len(draw["choices"]) for draw in draws)
+    assert np.abs(np.bincount(drawn, minlength=3) / 128 - ensemble.weights).max() < 4.5 * 0.5 / 128**0.5
+    assert draws[0]["pluralign"]["seed"] != draws[1]["pluralign"]["seed"]
     again = client.json("/v1/chat/completions", body | {"n": 64, "seed": draws[0]["pluralign"]["seed"]})
     assert again["pluralign"] == draws[0]["pluralign"]
 
@@ -161,8 +160,6 @@ def test_answer_supports_three_modes(client: Client) -> None:
     assert sum(steering["posterior"]) + steering["average"] == pytest.approx(1)
     for wrong in ({"mode": "distributional", "slate_size": 2}, {"mode": "steerable"}, {"distill": True}):
         assert client.error("/v1/answer", body | wrong)[:2] == (400, "unusable")
-    for wrong in ({"cover": "everyone"}, {"rule": "dictator"}):
-        assert client.error("/v1/answer", body | wrong)[0] == 400
 
 
 def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -233,15 +230,7 @@ def test_no_share_is_stated_for_word_salad(ensemble: RewardEnsemble, held_out: H
     salad = "Scan couch carnivores view spirituality looming Antonio Good magblethon outside performance."
     chat = {"model": "town:balanced", "messages": [{"role": "user", "content": "Should the town plant trees?"}]}
     with running(ensemble, Writer(responses=[salad, "asdf jkl"]), held_out=held_out) as client:
-        for more in ({"n": 2}, {"candidates": [salad, "asdf jkl"]}):
-            found = client.json("/v1/answer", {"prompt": "Should the town plant trees?"} | more)
-            assert (found["consensus"], found["coverage"], found["notes"]) == (None, None, [ALL_UNLIKE])
-            assert {one["share"] for one in found["answers"]} == {None}
         assert "%" not in client.json("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
-        mixed = {"candidates": [salad, TEXTS[0], TEXTS[2], "blue blue blue the the"]}
-        found = client.json("/v1/answer", {"prompt": "Should the town plant trees?"} | mixed)
-        assert {one["text"] for one in found["answers"]} <= {TEXTS[0], TEXTS[2]}
-        assert set(found["unlike"]) == {salad, "blue blue blue the the"}
         shown = client.json("/v1/explain", pair(response_a=salad))
         assert (shown["prob_hat"], list(shown["unlike"])) == (None, ["a"])
 

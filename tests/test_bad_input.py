@@ -59,15 +59,11 @@ RATINGS = {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_ann"
 TWO_TURNS = [{"role": "assistant", "content": text} for text in "AB"]
 NO_VOTES: list[tuple[Any, str]] = [
     (LONG | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
-    (LONG | {"vote": True}, "vote is bool True"),
     (LONG | {"vote": HUGE}, "vote is int 1000"),
     (SHARE | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1"),
     (SHARE | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
     (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
-    (wide(votes_a=float("inf")), "votes_a is inf, above"),
     (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
-    (wide(votes_a=-HUGE), r"votes_a is about -1e\+400, below zero"),
-    (wide(ties=-2), "ties is -2, below zero"),
     (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, .*use ties='half'"),
     (wide(prompt=5), "prompt must be text or a list of .* messages, not int 5"),
     (wide(prompt=[]), "the prompt is empty"),
@@ -84,13 +80,11 @@ NO_VOTES: list[tuple[Any, str]] = [
     (LISTS | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
     (LISTS | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
     (LISTS | {"scores": [[float("inf")], [1]]}, "scores is inf; give a finite number"),
-    (LISTS | {"scores": [[HUGE], [1]]}, "scores is about"),
     ({"prompt": "x", "response_1": "A", "response_2": "B", "response_1_rm": None}, "no value for every response_"),
     ({"prompt": "x", "response": "A", "scores": [1, 2]}, "the prompt has only one response"),
     (RATINGS | {"response_01": "C"}, "the column response_01 is not numbered as 1, 2, 3"),
     (RATINGS | {"response_२": "C"}, "the column response_२ is not numbered as 1, 2, 3"),
     (RATINGS | {"response_1_bob": "5", "response_2_bob": 2}, "not str '5'"),
-    (RATINGS | {"response_1_bob": True, "response_2_bob": False}, "not bool True"),
     ({"prompt": "x", "chosen": "A", "rejected": "A"}, "the two responses are the same"),
 ]
 

@@ -24,13 +24,6 @@ def test_the_expected_best_is_the_mean_over_all_subsets(n: int) -> None:
     assert np.allclose(expected_best(rewards, n), np.mean(subsets, axis=0))
 
 
-def test_the_expected_best_is_unbiased_for_new_samples() -> None:
-    random = np.random.default_rng(0)
-    estimates = [float(expected_best(random.random(10), 4)) for _ in range(4000)]
-    error = np.std(estimates) / len(estimates) ** 0.5
-    assert abs(np.mean(estimates) - 4 / 5) < 4 * error  # the best of four uniform numbers
-
-
 def test_many_samples_do_not_overflow_and_more_than_there_are_is_refused() -> None:
     assert float(expected_best(np.arange(5000.0), 2500)) == pytest.approx(4998, abs=1)
     with pytest.raises(ValueError, match="number of samples, 3, not 4"):

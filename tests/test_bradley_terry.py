@@ -1,4 +1,4 @@
-"""Bradley–Terry rewards, the teacher and policy-level members: gradients, scipy, scikit-learn and known rewards."""
+"""Bradley–Terry rewards, the teacher and policy-level members: gradients, scipy and known rewards."""
 
 import functools
 from typing import Any
@@ -67,24 +67,6 @@ def test_fit_equals_scipys_minimum(l2: float) -> None:
     assert loss(fitted) <= other.fun + 1e-9
 
 
-def test_fit_equals_scikit_learns_on_weighted_rows() -> None:
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    difference, target, weight = shares(2)
-    l2, n = 0.02, len(target)
-    model = linear_model.LogisticRegression(C=1 / (n * l2), fit_intercept=False, tol=1e-10, max_iter=10_000)
-    votes = np.repeat([1, 0], n)
-    model.fit(np.tile(difference, (2, 1)), votes, np.concatenate([weight * target, weight * (1 - target)]))
-    np.testing.assert_allclose(fit_bradley_terry(difference, target, l2, weight=weight), model.coef_[0], atol=2e-4)
-
-
-def test_weight_equals_a_number_of_repetitions() -> None:
-    difference, target, _ = shares(3)
-    times = np.random.default_rng(3).integers(0, 4, len(target))
-    repeated = fit_bradley_terry(np.repeat(difference, times, axis=0), np.repeat(target, times), 0.1)
-    weighted = fit_bradley_terry(difference, target, 0.1, weight=times / times.mean())
-    np.testing.assert_allclose(weighted, repeated, atol=1e-5)
-
-
 @given(st.integers(0, 10_000))
 def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     difference, target, weight = shares(seed)
@@ -93,13 +75,6 @@ def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     turned = np.where(swapped[:, None], -difference, difference), np.where(swapped, 1 - target, target)
     other = fit_bradley_terry(*turned, 0.03, weight=weight)
     np.testing.assert_allclose(other, fitted, atol=1e-6)
-
-
-def test_known_reward_is_recovered_from_many_votes() -> None:
-    rng = np.random.default_rng(5)
-    theta, difference = np.array([1.0, -0.5, 0.25, 0.0]), rng.standard_normal((20_000, 4))
-    target = rng.binomial(9, expit(difference @ theta)) / 9
-    np.testing.assert_allclose(fit_bradley_terry(difference, target, 1e-7), theta, atol=0.03)
 
 
 def test_separable_pairs_have_a_finite_optimum() -> None:
@@ -142,15 +117,6 @@ def test_directions_of_fewer_pairs_than_features_equal_the_right_singular_vector
     np.testing.assert_allclose(repeated.T @ repeated, np.eye(6), atol=1e-9)
 
 
-def test_principal_directions_equal_the_right_singular_vectors() -> None:
-    difference, _, _ = shares(10, n=200, d=7)
-    directions = principal_directions(difference, 4)
-    _, _, right = np.linalg.svd(difference, full_matrices=False)
-    np.testing.assert_allclose(directions.T @ directions, np.eye(4), atol=1e-12)
-    np.testing.assert_allclose(np.abs((directions * right[:4].T).sum(axis=0)), 1.0, atol=1e-9)
-    assert principal_directions(difference, 99).shape == (7, 7)
-
-
 @pytest.mark.parametrize(("d", "m"), [(20, 6), (70, 64), (8, 8), (8, 7)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_directions_are_orthonormal_and_span_the_reward(d: int, m: int, dtype: type) -> None:
@@ -162,13 +128,6 @@ def test_directions_are_orthonormal_and_span_the_reward(d: int, m: int, dtype: t
     np.testing.assert_allclose(scores(difference @ axes, axes.T @ theta), difference @ theta, atol=1e-3)
     sizes = np.linalg.svd(axes, compute_uv=False)
     assert np.minimum(np.abs(sizes - 1), sizes).max() < 1e-5, "each direction is present once, or not at all"
-
-
-def test_reward_within_the_leading_directions_adds_no_direction() -> None:
-    difference = shares(12, n=300, d=20)[0].astype(np.float32)
-    theta = principal_directions(difference, 5).astype(np.float64) @ np.arange(1.0, 6.0)
-    axes = bradley_terry.directions_with(difference, theta, 5)
-    np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-4)
 
 
 def teacher_of(pairs: Pairs) -> Teacher:
@@ -183,19 +142,6 @@ def test_damping_equals_its_formula() -> None:
     for row, damped in zip(difference, as_array(damp(difference, 2.5, 1.7)), strict=True):
         np.testing.assert_allclose(damped, row * ((1 + 2.5) / (1 + 2.5 * (row @ row) / 1.7)) ** 0.5)
     np.testing.assert_array_equal(as_array(damp(difference, 0.0, 1.0)), difference)
-
-
-def test_random_votes_choose_the_strongest_regularisation() -> None:
-    rng = np.random.default_rng(2)
-    noise = paired(rng.standard_normal((80, 40)), rng.integers(0, 2, 80).astype(float))
-    assert teacher_of(noise).l2 == max(TEACHER_L2_GRID)
-
-
-def test_many_votes_with_a_strong_pattern_choose_the_weakest_regularisation() -> None:
-    rng = np.random.default_rng(3)
-    difference = rng.standard_normal((1500, 3))
-    strong = paired(difference, sigmoid(difference @ [4.0, -3.0, 1.0]))
-    assert teacher_of(strong).l2 == min(TEACHER_L2_GRID)
 
 
 @pytest.mark.parametrize("true", [0.0, 3.0])

@@ -1,12 +1,10 @@
 """Calibration measures against enumeration, plain Python, scipy, and simulation with a known truth."""
 
-import doctest
 import itertools
 import math
 import statistics
 from collections.abc import Callable
 from fractions import Fraction
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, strategies as st
 
-from pluralign.theory import calibration, intervals
+from pluralign.theory import calibration
 
 TRUE_SHARES = [Fraction(x, 20) for x in (0, 1, 5, 9, 10, 14, 20)]
 
@@ -190,21 +188,6 @@ def test_the_corrected_brier_score_is_unbiased_and_the_plain_one_is_biased_by_th
     assert estimated == pytest.approx(float(c), abs=1e-12)
 
 
-def test_the_correction_is_unbiased_when_pairs_have_different_numbers_of_votes() -> None:
-    n_votes = [1, 2, 3, 6]
-    true_shares = [Fraction(9, 10), Fraction(1, 5), Fraction(1, 2), Fraction(7, 10)]
-    prob_hat = [0.5, 0.6, 0.3, 0.7]
-    corrected = estimated = 0.0
-    for joint in itertools.product(*(outcomes(s, n) for s, n in zip(true_shares, n_votes, strict=True))):
-        weight = math.prod(float(probability) for _, probability in joint)
-        observed = [float(p) for p, _ in joint]
-        corrected += weight * calibration.brier_corrected(prob_hat, observed, n_votes)
-        estimated += weight * calibration.noise(observed, n_votes)
-    measurable = list(zip(prob_hat, true_shares, n_votes, strict=True))[1:]
-    assert corrected == pytest.approx(statistics.fmean((q - float(s)) ** 2 for q, s, _ in measurable))
-    assert estimated == pytest.approx(statistics.fmean(float(s * (1 - s) / n) for _, s, n in measurable))
-
-
 @pytest.mark.parametrize("n_votes", [2, 3, 5, 8])
 @pytest.mark.parametrize(("win", "tie"), [(1, 0), (1, 3), (0, 4), (3, 5), (2, 6), (8, 0)])
 def test_sampling_noise_is_unbiased_when_ties_count_half(win: int, tie: int, n_votes: int) -> None:
@@ -285,29 +268,10 @@ def test_shares_outside_the_unit_interval_by_rounding_are_accepted() -> None:
     assert calibration.brier([1.0 + 2e-16, -1e-9], [1.0, 0.0]) == 0.0
 
 
-@pytest.mark.parametrize("module", [calibration, intervals])
-def test_every_public_function_has_an_example(module: ModuleType) -> None:
-    functions = [f for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__]
-    public = [f for f in functions if f.__name__[0].islower() and f.__name__ not in ("checked", "mean_known")]
-    assert [f.__name__ for f in public if not doctest.DocTestFinder().find(f)[0].examples] == []
-
-
 @given(st.floats(-1e4, 1e4))
 def test_sigmoid_equals_scipys_and_is_symmetric(z: float) -> None:
     assert calibration.sigmoid(z) == pytest.approx(scipy.special.expit(z), abs=1e-15)
     assert calibration.sigmoid(-z) == pytest.approx(1 - calibration.sigmoid(z), abs=1e-15)
-
-
-def test_policy_prob_is_the_appendix_formula_member_by_member() -> None:
-    rng = np.random.default_rng(4)
-    difference, ratio, weights = rng.normal(size=(7, 3)), rng.normal(size=7), np.array([0.5, 0.3, 0.2])
-    beta = 0.7
-    for row, value in enumerate(calibration.policy_prob(difference, weights, beta, ratio)):
-        expected = 0.0
-        for member in range(3):  # pi(a) / (pi(a) + pi(b)) with pi proportional to pi_ref exp(r / beta)
-            a, b = math.exp(ratio[row]) * math.exp(difference[row, member] / beta), 1.0
-            expected += weights[member] * a / (a + b)
-        assert value == pytest.approx(expected, rel=1e-12)
 
 
 # --- reliability curves and strata against plain Python ---

@@ -6,7 +6,6 @@ from benchmark_modules import benchmark
 
 from pluralign import PluralignError, town_hall
 from pluralign.core.arrays import FloatArray, Mask
-from pluralign.core.json_values import to_json
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
 from pluralign.votes.town_hall.town_hall import TownHall
 
@@ -89,16 +88,6 @@ def test_the_closest_member_is_chosen_on_training_prompts(
     assert study.camps[0].agreement[0] == 1.0
     assert study.camps[0].closest == 1
     assert study.camps[0].member is None
-
-
-def test_sentences_and_json_have_the_figures(true_camps: CampStudy) -> None:
-    sentences = list(true_camps.sentences())
-    assert sentences[0].startswith("Member 5 stands for the gardeners: it agrees with them on 100% of pairs, soft BT")
-    assert len(sentences) == 7
-    written = to_json(true_camps)
-    assert written["represented"] == 6
-    assert written["camps"][0]["member"] == 5
-    assert set(written["people"]) >= {"closest_member", "soft_bt", "closest_camp", "better_than_soft_bt", "gain"}
 
 
 def test_members_on_true_features_agree_with_people_more_than_soft_bt(town: TownHall) -> None:

@@ -1,7 +1,6 @@
 """The command line: exit codes, streams, JSON, help, inspect and demo."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -9,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import WriteLines, printed, run, run_in_terminal, run_process, wide
+from conftest import WriteLines, facts_of, printed, run, run_process, wide
 from test_summary import in_plain_python, random_rows
 
-from pluralign import UsageError, __version__, demo, town_hall
+from pluralign import __version__, demo, town_hall
 from pluralign.cli.main import COMMANDS
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 WITH_SEED = {"demo", "fit", "evaluate", "answer", "serve", "tune", "generate", "rankings", "reproduce"}
-INSPECT_KEYS = {"pairs", "prompts", "votes", "votes_per_pair", "majority_share", "noise", "floor", "constant_half"}
 
 
 # --- in a process: streams and exit codes -----------------------------------------------------------------------------
@@ -29,22 +27,6 @@ def test_json_goes_to_stdout_and_notes_to_stderr(write_jsonl: WriteLines) -> Non
     assert json.loads(done.stdout)["dropped"] == {"tie votes": 2, "negative count": 1}
     assert done.stderr.startswith("note: dropped from ")
     assert "1 negative count, 2 tie votes" in done.stderr
-
-
-def test_a_users_mistake_exits_with_two(write_jsonl: WriteLines) -> None:
-    path = write_jsonl([wide(), wide(votes_a=-1)])
-    done = run_process("inspect", path, "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"pluralign: {path}, row 2: votes_a is -1, below zero; ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_in_a_terminal_progress_goes_to_stderr_and_json_stays_clean(write_jsonl: WriteLines) -> None:
-    path = write_jsonl([wide(prompt=f"p{i}") for i in range(20_000)])
-    code, out, shown = run_in_terminal("inspect", path, "--json")
-    assert code == 0
-    assert json.loads(out)["pairs"] == 20_000
-    assert "Reading" in shown
 
 
 # --- help, options and logging ----------------------------------------------------------------------------------------
@@ -64,27 +46,6 @@ def test_help_of_a_command_has_examples_and_its_seed(name: str) -> None:
     assert f"pluralign {name}" in examples
     assert "--json" in done.stdout
     assert ("--seed" in options) == (name in WITH_SEED), "commands with randomness"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [(["fitt"], "did you mean 'fit'"), (["fit", "--metod", "joint"], "--method"), (["inspect", "dmo"], "'demo'?")],
-    ids=" ".join,
-)
-def test_a_misspelt_name_is_answered_with_the_right_one(arguments: list[str], answer: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert answer in done.stderr
-
-
-def test_an_error_of_the_system_is_one_sentence_with_the_file() -> None:
-    name = "x" * 300
-    for arguments in (["demo", "-o", f"{name}.jsonl"], ["fit", "demo:300", "-o", name]):
-        done = run(*arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert name in done.stderr
-        assert done.stderr.endswith(": file name too long.\n")
-        assert done.stderr.count("\n") == 1
 
 
 # --- shell completion -------------------------------------------------------------------------------------------------
@@ -116,16 +77,6 @@ def test_names_and_values_are_completed(words: str, found: list[str], monkeypatc
     assert (done.returncode, done.stdout.split()) == (0, found)
 
 
-def test_warnings_are_printed_as_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: object, **__: object) -> None:
-        logging.getLogger("pluralign").warning("a warning")
-        raise UsageError("a mistake.")
-
-    monkeypatch.setattr("pluralign.votes.load.load_preferences", load)
-    assert run("inspect", "demo").stderr == "note: a warning\npluralign: a mistake.\n"
-    assert logging.getLevelName(logging.WARNING) == "WARNING"
-
-
 # --- inspect ----------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +84,6 @@ def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -
     done = run("inspect", write_jsonl(random_rows()), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
-    assert set(summary) >= INSPECT_KEYS | {"floor_corrected"}
     for name, expected in in_plain_python(random_rows()).items():
         assert summary[name] == pytest.approx(expected, abs=1e-12)
 
@@ -144,12 +94,6 @@ def test_inspect_reads_standard_input_and_options(write_jsonl: WriteLines) -> No
     done = run("inspect", "-", "--json", "--ties", "half", "--rename", "prompt=q", stdin=data)
     summary = json.loads(done.stdout)
     assert (summary["votes"], summary["tie_rule"]) == (4, "half")
-
-
-def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
-    path = tmp_path / "[bold]votes.jsonl"
-    path.write_text(json.dumps(wide(response_a="[red]Yes[/red]")))
-    assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------
@@ -172,22 +116,8 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
     text = printed(*DEMO, columns=80)
     shown = text.splitlines()
     assert (len(shown) <= 80, max(map(len, shown)) <= 80) == (True, True)
-    parts = [
-        "1. Votes",
-        "A: ",
-        "2. Who disagrees",
-        "Trust: a predicted share",
-        "3. Who is",
-        "vote counts",
-        "rankings with ids",
-        "one soft BT reward",
-        "Main number:",
-        "→ ensemble",
-        "constant ½",
-        "perfect single reward",
-        "true shares",
-    ]
-    parts += ["5. Ask", "Consensus:", "6. Next"]
+    parts = ["1. Votes", "2. Who disagrees", "3. Who is", "rankings with ids", "Main number:", "→ ensemble"]
+    parts += ["perfect single reward", "true shares", "5. Ask", "Consensus:", "6. Next"]
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "are in the report:\n  pluralign demo --report town.html\n" in text
@@ -195,26 +125,25 @@ def test_demo_tells_its_story_in_eighty_lines_of_eighty_columns() -> None:
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
-    shown = run("demo", "--pairs", "300", "--encoder", "none").stdout
+    shown = printed(*DEMO)
     options = "-o town --encoder none --test-fraction 0.2\n  pluralign serve town\n"
     assert f"  pluralign fit demo-rankings:300 {options}" in shown
-    other = run("demo", "--pairs", "300", "--encoder", "none", "--seed", "3").stdout
+    other = printed(*DEMO, "--seed", "3")
     assert f"  pluralign demo --pairs 300 --seed 3 -o town.parquet\n  pluralign fit town.parquet {options}" in other
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_report_of_the_demo_has_all_methods_and_the_truth(tmp_path: Path) -> None:
-    shown = printed("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
+    shown = printed(*DEMO, "--report", tmp_path / "town.html")
     assert f"Wrote {tmp_path / 'town.html'}" in shown.replace("\n", "")
     page = (tmp_path / "town.html").read_text()
-    parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people"]
-    parts += ["keepers of custom"]
+    parts = ["All methods on held-out prompts", "stagewise, printed", "8 random people", "keepers of custom"]
     assert [words for words in parts if words not in page] == []
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
-    result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
+    result = facts_of(*DEMO)
     keys = {"inspect", "truth", "methods", "report_data", "camps", "asked", "report"}
     assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
@@ -246,20 +175,20 @@ def test_demo_writes_its_votes(tmp_path: Path) -> None:
     [
         ("inspect", "missing argument 'DATA'"),
         ("inspekt demo", "did you mean 'inspect'"),
+        ("fit --metod joint", "--method"),
+        ("inspect dmo", "'demo'?"),
+        (f"demo -o {'x' * 300}.jsonl", "xxx.jsonl: file name too long."),
+        (f"fit demo:300 -o {'x' * 300}", "xxx: file name too long."),
         ("fit demo:60 -o x extra", "unexpected extra argument"),
         ("fit demo:60 -o x --epochs", "requires an argument"),
         ("inspect demo --tie half", "--tie"),
         ("inspect demo --rename prompt", "--rename must be OURS=THEIRS, not 'prompt'"),
-        ("inspect nowhere.jsonl", "nowhere.jsonl"),
         ("demo --pairs 3", "pairs"),
         ("demo -o votes.xlsx", "votes.xlsx"),
-        ("demo -o /proc/nowhere/votes.jsonl", "/proc/nowhere"),
         ("fit demo:60", "--output"),
         ("fit demo:60 -o ", "the value of -o is empty"),
-        ("fit demo:60 -o x --encoder=", "the value of --encoder is empty"),
         ("fit demo:60 -o x --seed -1", "seed must not be negative"),
         (f"fit demo:60 -o x --seed {2**64}", "seed must be at most"),
-        (f"fit demo:60 -o x --seed {'9' * 5000}", "'--seed'"),
         (f"fit demo:60 -o x --k {'9' * 5000}", "k must be a whole number from 1 to 256"),
         ("fit demo:60 -o x --method joynt", "'joint', 'stagewise'"),
         ("fit demo:60 -o /proc/nowhere/out --encoder none --method stagewise", "/proc/nowhere"),

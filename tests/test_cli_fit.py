@@ -17,15 +17,13 @@ import pytest
 from conftest import WriteLines, facts_of, printed, run, run_in_terminal, run_process
 from test_ensemble import some_ensemble
 
-from pluralign import FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
+from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
 from pluralign.cli.options import command_history
 from pluralign.ensemble.members import FeatureMap, LinearMembers
 from pluralign.text.encoders import TextFeatures
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 
-FIT_KEYS = {"method", "k", "weights", "undecided", "seconds", "history", "test", "baselines", "members"}
-BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
 QUICK = ("--encoder", "none", "--method", "stagewise", "--k", "3")
 
 
@@ -71,7 +69,6 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
         raise AssertionError(f"{word} is not JSON")
 
     facts = json.loads(done.stdout, parse_constant=refuse)
-    assert set(facts) >= FIT_KEYS
     assert (facts["method"], facts["k"], facts["options"]["seed"]) == ("stagewise", 3, 2)
     assert [record["k"] for record in facts["history"]] == [1, 2, 3]
     assert sum(facts["weights"]) == pytest.approx(1)
@@ -93,20 +90,6 @@ def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.C
     assert str(folder) in text.replace(" ", "")
     names = sorted(re.sub(r"-[0-9a-f]{16}\.", ".", path.name) for path in folder.iterdir())
     assert names == ["ensemble.json", "ensemble.safetensors", "held_out.parquet", "held_out.safetensors"]
-
-
-def test_evaluate_scores_the_same_baselines_on_other_votes(
-    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
-) -> None:
-    folder, _ = fitted
-    facts = facts_of("evaluate", folder, data, "--all", "--seed", "1")
-    assert set(facts) >= {"test", "baselines", "members", "reliability"}
-    assert set(facts["baselines"]) >= BASELINES
-    assert facts["pairs"] == 400
-    assert sum(facts["reliability"]["count"]) == 400
-    votes = town_hall(400).preferences
-    errors = (RewardEnsemble.load(folder).prob_hat(votes) - votes.prob_a) ** 2
-    assert facts["test"]["brier"] == pytest.approx(errors.mean(), abs=1e-9)
 
 
 def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
@@ -135,17 +118,6 @@ def test_in_a_terminal_fit_shows_its_stage_on_stderr_and_json_stays_clean(data: 
     assert "Fit: " in shown
 
 
-def test_help_of_fit_shows_every_option_with_its_help() -> None:
-    text = run("fit", "--help", columns=160).stdout
-    words = " ".join(text.replace("│", " ").split())
-    for option in dataclasses.fields(FitOptions):
-        assert f"--{option.name.replace('_', '-')}" in words, option.name
-        for word in option.metadata["help"].split()[:3]:
-            assert word in words, option.name
-    assert "--no-surface" in words
-    assert "Examples" in text
-
-
 # --- score and compare ------------------------------------------------------------------------------------------------
 
 
@@ -162,19 +134,6 @@ def test_score_streams_rewards_from_standard_input_and_files(folder: Path, tmp_p
     (tmp_path / "texts.jsonl").write_text(stdin)
     assert run("score", folder, tmp_path / "texts.jsonl").stdout == done.stdout
     assert json.loads(run("score", folder, "-", "--json", stdin=stdin).stdout) == {"lines": lines}
-
-
-def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
-    chat = [{"role": "user", "content": "Tea?"}]
-    pair = {"prompt": chat, "response_a": "Yes, please do.", "response_b": "No!"}
-    swapped = {"prompt": chat, "response_a": "No!", "response_b": "Yes, please do."}
-    done = run("compare", folder, "-", stdin=as_lines(pair, swapped))
-    assert (done.returncode, done.stderr) == (0, "")
-    there, back = (json.loads(line) for line in done.stdout.splitlines())
-    assert set(there) >= {"votes", "prob_hat"}
-    assert there["prob_hat"] == pytest.approx(1 - back["prob_hat"])
-    weights = some_ensemble().weights
-    assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
 
 
 def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import resource
 import stat
@@ -254,26 +253,11 @@ def test_no_output_replaces_what_another_program_wrote(command: list[str], words
     assert {file.read_text() for file in files} == {FOREIGN}
 
 
-def test_a_device_behind_a_link_is_refused_and_the_link_stays(words: dict[str, Path]) -> None:
-    leader, follower = pty.openpty()
-    words["OUT"].symlink_to(os.ttyname(follower))
-    done = run(*filled(FILES["report"], words))
-    os.close(leader)
-    os.close(follower)
-    assert done.returncode == 2
-    assert done.stderr.endswith("is a folder, a device or a pipe; name a regular file to write.\n")
-    assert words["OUT"].is_symlink()
-
-
-@pytest.mark.parametrize("name", ["report", "demo", "fit --save-config"])
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_file_is_written_through_a_link(name: str, exists: bool, words: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["report", "demo"])
+def test_a_file_is_written_through_a_link(name: str, words: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "target.jsonl"
-    if exists:
-        target.touch()
     words["OUT"].symlink_to(target)
-    more = ["--encoder", "none", "--k", "2", "--target", "votes"] if name.startswith("fit") else []
-    printed(*filled(FILES[name], words), *more)
+    printed(*filled(FILES[name], words))
     assert words["OUT"].is_symlink()
     assert len(target.read_text()) > 20
 

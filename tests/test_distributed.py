@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,17 @@ def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:
         assert len(needed) <= read.stop - read.start < len(needed) + 20, "texts of a prompt are adjacent"
 
 
-FIT = ("--encoder", "hashing:48", "--k", "3", "--target", "mixture", "--json")
+def fitted_together(*command: str | Path) -> Any:
+    """Return the one JSON object that two processes print."""
+    together = launch(*command, "--json")
+    out, errors = together.communicate(timeout=240)
+    assert together.returncode == 0, errors
+    facts = json.loads(out)
+    assert facts["processes"] == 2
+    return facts
+
+
+FIT = ("--encoder", "hashing:48", "--k", "3", "--target", "mixture")
 
 
 def same(one: RewardEnsemble, folder: Path) -> None:
@@ -97,11 +108,7 @@ def test_two_processes_that_encode_a_part_each_fit_the_same_ensemble_as_one(tmp_
     votes = tmp_path / "town.jsonl"
     assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
     alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, target="mixture")
-    together = launch("fit", votes, *FIT, "-o", tmp_path / "two")
-    out, errors = together.communicate(timeout=240)
-    assert together.returncode == 0, errors
-    assert len(out.splitlines()) == 1, "only one process prints"
-    assert json.loads(out)["processes"] == 2
+    fitted_together("fit", votes, *FIT, "-o", tmp_path / "two")
     same(alone, tmp_path / "two")
 
 
@@ -118,10 +125,7 @@ def test_a_killed_fit_with_stored_features_resumes_after_its_last_step(tmp_path:
     assert first.communicate(timeout=120)[0] == ""
     assert first.returncode != 0
     assert not (tmp_path / "two" / "ensemble.json").exists()
-    second = launch(*fit_it, "-o", tmp_path / "two")
-    out, errors = second.communicate(timeout=240)
-    assert second.returncode == 0, errors
-    assert json.loads(out)["processes"] == 2
+    fitted_together(*fit_it, "-o", tmp_path / "two")
     same(alone, tmp_path / "two")
     assert not list((tmp_path / "two").glob(".unfinished*")), "no checkpoint is left"
 
@@ -132,10 +136,7 @@ def test_two_processes_with_a_part_of_the_features_each_learn_from_the_same_judg
     votes, features, encoder = "demo-rankings:600", tmp_path / "features", "hashing:48"
     assert run("encode", votes, "-o", features, "--encoder", encoder).returncode == 0
     alone = fit(load_preferences(votes), encoder=encoder, k=2, features=str(features))
-    command = ("fit", votes, "--encoder", encoder, "--k", "2", "--features", features, "--json")
-    together = launch(*command, "-o", tmp_path / "two")
-    out, errors = together.communicate(timeout=240)
-    assert together.returncode == 0, errors
-    assert json.loads(out)["processes"] == 2
-    assert alone.record.target == json.loads(out)["target"] == "judgments"
+    command = ("fit", votes, "--encoder", encoder, "--k", "2", "--features", features)
+    facts = fitted_together(*command, "-o", tmp_path / "two")
+    assert alone.record.target == facts["target"] == "judgments"
     same(alone, tmp_path / "two")

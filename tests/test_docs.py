@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import facts_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pluralign"
@@ -238,12 +239,8 @@ def test_fields_and_classes_in_the_docs_exist() -> None:
     ["inspect votes.jsonl.gz", "certify town", "diversity town", "profile town", "evaluate town new-votes.jsonl.gz"],
 )
 def test_json_keys_are_documented(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from pluralign.cli.main import app
-
     monkeypatch.chdir(folder)
-    found = json.loads(CliRunner().invoke(app, [*line.split(), "--json"]).stdout)
+    found = facts_of(*line.split())
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     section = page.split(f"<!-- command: {line.split()[0]} -->")[1].partition("\n## ")[0]
     assert set(found) <= set(re.findall(r"\w+", section))

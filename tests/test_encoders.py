@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from test_classifier import write_llama
-from tiny import word_tokenizer
+from test_classifier import write_bert, write_llama
 
 from pluralign import RewardEnsemble, encode as encode_votes, fit, town_hall
 from pluralign.core.arrays import Vectors
@@ -139,13 +138,6 @@ def test_surface_features_are_appended_to_the_vectors() -> None:
     assert both.shape == (2, 2 + len(NAMES))
     with pytest.raises(UsageError, match="nothing to encode with"):
         encode(items, None, surface=False)
-
-
-def test_a_chat_and_a_text_that_equals_its_json_are_two_texts() -> None:
-    encoder = Counting()
-    chat: Item = ((Message("user", "Why?"),), "a")
-    vectors = encode([chat, ('[["user","Why?"]]', "a")], encoder, surface=False)
-    assert vectors.tolist() == [[1, 1], [17, 1]]
 
 
 # --- hashing ----------------------------------------------------------------------------------------------------------
@@ -526,20 +518,7 @@ LAYERS = 4
 @pytest.fixture(scope="module")
 def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder that transformers wrote, without anything of sentence-transformers."""
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
-    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
-    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes)
-    model = transformers.BertModel(config)
-    for name, weight in model.named_parameters():
-        if name.endswith("bias"):  # they would all be zero
-            torch.nn.init.normal_(weight, std=0.3)
-    model.save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="module")
@@ -651,7 +630,7 @@ def test_batches_of_any_size_give_the_vectors_of_sentence_transformers(
         monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
         decoder = folder == llama_folder
         inputs = [(chat_messages if decoder else plain_text)(*item) for item in items]
-        np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-6)
+        np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import ast
 import functools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,25 +63,6 @@ def test_rewards_are_theta_times_the_scaled_features() -> None:
     assert repr(ensemble).startswith("RewardEnsemble(stagewise k=3, weights 0.")
 
 
-def test_a_constant_feature_is_ignored() -> None:
-    features = np.array([[1.0, 5.0], [2.0, 5.0]], dtype=np.float32)
-    np.testing.assert_array_equal(fit_feature_map(features, 0)(features), [[-1, 0], [1, 0]])
-    np.testing.assert_array_equal(fit_feature_map(features, 0)(np.array([[1e9, -1e9]])), [[6, 0]])
-
-
-def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: PreferenceSet) -> None:
-    ensemble = some_ensemble()
-    reward_a, reward_b = ensemble.pair_rewards(votes)
-    by_hand = [
-        sum(weight * (x > y) for weight, x, y in zip(ensemble.weights, a, b, strict=True))
-        for a, b in zip(reward_a.tolist(), reward_b.tolist(), strict=True)
-    ]
-    np.testing.assert_allclose(ensemble.prob_hat(votes), by_hand, atol=1e-12)
-    np.testing.assert_allclose(ensemble.votes(votes) @ ensemble.weights, by_hand, atol=1e-12)
-    text = (votes.prompts[votes.prompt_index[7]], votes.responses[votes.b_index[7]])
-    np.testing.assert_allclose(reward_b[7], ensemble.rewards([text])[0], rtol=1e-9)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_swapping_a_and_b_gives_one_minus_prob_hat(votes: PreferenceSet, level: Level) -> None:
     for seed in range(5):
@@ -97,18 +77,6 @@ def test_equal_rewards_split_the_vote() -> None:
     assert ensemble.votes(same_counts).tolist() == [[0.5, 0.5, 0.5]]
     for level in LEVELS:
         assert ensemble.prob_hat(same_counts, level).tolist() == pytest.approx([0.5])
-
-
-def test_the_policy_reading_approaches_the_votes_as_the_temperature_falls(votes: PreferenceSet) -> None:
-    ensemble = some_ensemble()
-    hard = ensemble.prob_hat(votes)
-    gaps = [
-        np.abs(replace(ensemble, temperature=beta).prob_hat(votes, "policy") - hard).mean() for beta in (1, 0.1, 1e-9)
-    ]
-    assert gaps[0] > gaps[1] > gaps[2]
-    assert gaps[2] < 1e-9
-    warm = replace(ensemble, temperature=1e9).prob_hat(votes, "policy")
-    np.testing.assert_allclose(warm, 0.5, atol=1e-6)
 
 
 # --- parts of an ensemble ---------------------------------------------------------------------------------------------
@@ -176,16 +144,6 @@ def test_the_same_ensemble_gives_the_same_bytes(tmp_path: Path) -> None:
         some_ensemble().save(tmp_path / name)
     first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert first == second
-
-
-@pytest.mark.parametrize("key", ["format_version", "arrays", "features", "weights", "facts"])
-def test_an_incomplete_description_is_rejected(tmp_path: Path, key: str) -> None:
-    some_ensemble().save(tmp_path)
-    description = json.loads((tmp_path / "ensemble.json").read_text())
-    del description[key]
-    (tmp_path / "ensemble.json").write_text(json.dumps(description))
-    with pytest.raises(DataError, match=r"ensemble\.json"):
-        RewardEnsemble.load(tmp_path)
 
 
 def test_a_folder_without_an_ensemble_raises_data_error(tmp_path: Path) -> None:

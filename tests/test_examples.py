@@ -43,15 +43,6 @@ def test_a_reward_model_is_audited(tmp_path: Path) -> None:
         assert reading in output
 
 
-def test_a_file_of_scores_is_audited(tmp_path: Path) -> None:
-    rows = two_camps(40)
-    (tmp_path / "votes.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    scored = [{"prompt": row["prompt"], "response": row[side]} for row in rows for side in ("response_a", "response_b")]
-    lines = (json.dumps({**row, "score": 0.4 * ("tea" in row["response"])}) for row in scored)
-    (tmp_path / "scores.jsonl").write_text("\n".join(lines))
-    assert "σ(Δr)" in run_script("audit_reward_model.py", "scores.jsonl", "votes.jsonl", cwd=tmp_path)
-
-
 @pytest.mark.slow
 def test_a_policy_is_trained_with_a_member_as_reward(town_folder: Path, tmp_path: Path) -> None:
     policy = write_backbone(tmp_path / "base", pad=True)

@@ -12,11 +12,10 @@ import pytest
 from conftest import facts_of
 from tiny import camp_votes, write_backbone
 
-from pluralign import DataError, PreferenceSet, RewardEnsemble, certify, export, fit
+from pluralign import DataError, PreferenceSet, RewardEnsemble, certify, fit
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.text import finetuned as tuned
-from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.text.loading import model_folder
 from pluralign.votes.prompts import Item
@@ -110,14 +109,6 @@ def test_a_saved_copy_gives_the_same_rewards_without_the_original(
     first.take([0, 2], [0.5, 0.5]).save(tmp_path / "second")
     shutil.rmtree(tmp_path / "first")
     np.testing.assert_allclose(RewardEnsemble.load(tmp_path / "second").rewards(ITEMS), rewards[:, [0, 2]], atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True])
-def test_members_are_exported_as_the_head_of_a_classifier(towns: dict[Any, Path], lora: bool, tmp_path: Path) -> None:
-    ensemble = RewardEnsemble.load(towns["joint", lora])
-    export(towns["joint", lora], tmp_path / "out")
-    np.testing.assert_allclose(model_rewards(tmp_path / "out", ITEMS), ensemble.rewards(ITEMS), atol=1e-3)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ input, with ``@pytest.mark.parametrize("case", cases())``.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,13 @@ def cases(share: float = 1.0) -> range:
 def random_of(case: int, stream: str) -> np.random.Generator:
     """Return the random numbers of one case of one test."""
     return np.random.default_rng([case, *stream.encode()])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of a JSON value and of everything in it."""
+    yield path
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(one, (*path, key))
 
 
 def keeps_contract(done: CompletedProcess[str], context: object = "") -> None:

@@ -115,18 +115,10 @@ def sample(schema: Mapping[str, Any], schemas: Mapping[str, Any], random: Random
     return random.choice(values.get(str(kind), ("Tea?", "Yes.", "No.", "user", "text", "town")))
 
 
-def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of a value and of everything in it."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield from places(one, (*path, key))
-
-
 def mutated(value: Json, random: Random) -> Json:
     """Return a body with a few hostile values, fields beyond the schema, and missing fields."""
     for _ in range(random.choice((1, 1, 2, 4))):
-        *above, last = ("body", *random.choice(list(places(value))))
+        *above, last = ("body", *random.choice(list(fuzz.places(value))))
         whole = inside = {"body": copy.deepcopy(value)}
         for key in above:
             inside = inside[key]
