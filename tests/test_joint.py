@@ -22,7 +22,7 @@ from pluralign.learning.joint import (
 )
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
+from pluralign.theory.calibration import constant_half, disagreement, floor, sigmoid, with_undecided
 
 N_TRAIN, N_TEST = 900, 600
 
@@ -50,10 +50,6 @@ def teacher_of(seed: int, common: float = 1.0, d: int = 8) -> Teacher:
 
 def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = FROM_MIXTURE, **options: Any) -> Members:
     return train_joint(pairs, teacher, k, blend, **{"starts": 4, **options})
-
-
-def error_of(fit: Members, pairs: Pairs, target: np.ndarray) -> float:
-    return brier(predicted(fit, pairs), target)
 
 
 def target_of(blend: Blend, teacher: Teacher, pairs: Pairs) -> np.ndarray:

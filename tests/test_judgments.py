@@ -21,7 +21,6 @@ from pluralign.votes.judgments import Judgments, rankings_of_one
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes
 
-NAN = float("nan")
 Said = tuple[int, str, tuple[frozenset[str], ...]]
 """Person, prompt, and the responses place by place."""
 

@@ -95,9 +95,6 @@ def test_invalid_rewards_are_refused(bad: Rewards) -> None:
 # --- agreement of votes, and the example of equal shares from opposite members ---
 
 
-SEEDS = st.integers(0, 10_000)
-
-
 def test_agreement_counts_equal_votes_and_half_of_the_ties() -> None:
     random = np.random.default_rng(0)
     v, w = random.choice([0.0, 0.5, 1.0], size=(50, 3)), random.choice([0.0, 1.0], size=(50, 2))

@@ -1,4 +1,4 @@
-"""Random streams: fixed, independent, and reproducible."""
+"""Random streams are fixed and reproducible."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Each trait is larger for texts with more of it, and follows the attributes of the town hall's texts."""
+"""Each trait is larger for texts with more of it; what is left without VADER; unusual and long texts."""
 
 import sys
 import time
