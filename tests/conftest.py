@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pluralign import PreferenceSet, RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.ensemble.record import Evaluation
 
 settings.register_profile("pluralign", deadline=None)  # machines are noisy; time is measured in benchmarks/
 settings.load_profile("pluralign")
@@ -156,6 +157,17 @@ def pairs_of(votes: "PreferenceSet", *, columns: bool = False) -> list[tuple[Any
     texts = votes.prompts[votes.prompt_index], votes.responses[votes.a_index], votes.responses[votes.b_index]
     numbers = votes.votes_a.tolist(), votes.votes_b.tolist(), votes.ties.tolist()
     return list(zip(*texts, *numbers, *(votes.columns.values() if columns else ()), strict=True))
+
+
+def evaluation_of(ensemble: "RewardEnsemble") -> "Evaluation":
+    """Return the figures of a fit on its test prompts."""
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in the lines of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def wide(**changes: Any) -> dict[str, Any]:

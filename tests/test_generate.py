@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WriteLines, run, run_in_terminal, wide
+from conftest import WriteLines, json_lines, run, run_in_terminal, wide
 
 from pluralign import DataError, PreferenceSet, SamplingOptions, UsageError, fit
 from pluralign.answering import generate as generation
@@ -55,10 +55,6 @@ class Script:
         return [Completion(text) if isinstance(text, str) else text for text in responses]
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "c.jsonl"
@@ -80,8 +76,8 @@ def test_responses_depend_on_the_prompt_and_the_seed_alone(model: str, out: Path
     generate(PROMPTS, out, model, 4, **SHORT)
     generate([PROMPTS[2]], tmp_path / "one.jsonl", model, 4, **SHORT)
     generate([PROMPTS[2]], tmp_path / "seed.jsonl", model, 4, seed=1, **SHORT)
-    assert lines(out)[2] == lines(tmp_path / "one.jsonl")[0]
-    assert lines(out)[2]["responses"] != lines(tmp_path / "seed.jsonl")[0]["responses"]
+    assert json_lines(out)[2] == json_lines(tmp_path / "one.jsonl")[0]
+    assert json_lines(out)[2]["responses"] != json_lines(tmp_path / "seed.jsonl")[0]["responses"]
 
 
 def test_a_prompt_longer_than_the_context_fails_alone(model: str, out: Path) -> None:
@@ -111,7 +107,7 @@ def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str
 def test_repeats_and_empty_texts_are_counted_and_sampled_again(tmp_path: Path) -> None:
     sampler = Script(["yes", " yes ", "", "no"], ["no", "never"], ["rum"])
     done = generate(["tea ?"], tmp_path / "c.jsonl", sampler, 4)
-    assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["yes", "no", "never", "rum"]
+    assert json_lines(tmp_path / "c.jsonl")[0]["responses"] == ["yes", "no", "never", "rum"]
     assert [n for _, n, _ in sampler.calls] == [4, 2, 1]
     assert len({seed for *_, seed in sampler.calls}) == 3
     assert (done.repeats, done.empty, done.short) == (2, 1, 0)
@@ -170,7 +166,7 @@ def test_failed_prompts_are_listed_and_tried_again(out: Path) -> None:
     failed = Path(f"{out}.failed")
     done = generate(PROMPTS, out, Script(["yes"], refuse=PROMPTS[1]), 1)
     assert done.failed == [Failure("this prompt is refused.", prompt=PROMPTS[1])]
-    assert lines(failed) == [{"error": "this prompt is refused.", "row": None, "prompt": PROMPTS[1]}]
+    assert json_lines(failed) == [{"error": "this prompt is refused.", "row": None, "prompt": PROMPTS[1]}]
     assert generate(PROMPTS, out, Script(["yes"]), 1).lines == 3
     assert not failed.exists()
 

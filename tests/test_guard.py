@@ -22,7 +22,6 @@ def verdicts(rate: float, cost: float, reference: dict[str, Any] = REFERENCE) ->
 @pytest.mark.parametrize(
     ("rate", "cost", "expected"),
     [
-        (1.6, 0.2, ["as good", "as good"]),
         (0.81, 0.39, ["as good", "as good"]),
         (0.79, 0.41, ["worse", "worse"]),
         (90.0, 0.001, ["as good", "as good"]),

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import evaluation_of
 
 from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -32,8 +34,7 @@ def held_out(ensemble: RewardEnsemble) -> HeldOutVotes:
 
 
 def evaluation(ensemble: RewardEnsemble, judgments: JudgmentFigures | None = None) -> Evaluation:
-    assert ensemble.record.evaluation is not None
-    return replace(ensemble.record.evaluation, judgments=judgments)
+    return replace(evaluation_of(ensemble), judgments=judgments)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,7 @@ def test_without_evidence_there_are_no_voices_but_advice(
 
 
 def test_fit_stores_the_insight_and_print_shows_it(ensemble: RewardEnsemble) -> None:
-    found = ensemble.record.insight
-    assert found is not None
+    found: Any = ensemble.record.insight
     assert str(ensemble) == found.text()
     assert from_json(Insight, to_json(found)) == found
     assert max(map(len, found.text(60).splitlines()[1:])) <= 60
@@ -91,13 +91,11 @@ def test_fit_stores_the_insight_and_print_shows_it(ensemble: RewardEnsemble) -> 
 def test_published_records_have_no_texts_of_the_votes(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, clear: Insight
 ) -> None:
-    public = published_record(replace(ensemble.record, insight=clear)).insight
-    assert public is not None
+    public: Any = published_record(replace(ensemble.record, insight=clear)).insight
     assert "“" in clear.example + clear.divides
     assert not public.example + public.divides + "".join(voice.example for voice in public.voices)
     assert [voice.name for voice in public.voices] == [voice.name for voice in clear.voices]
-    bare = with_insight(ensemble, held_out, texts=False).record.insight
-    assert bare is not None
+    bare: Any = with_insight(ensemble, held_out, texts=False).record.insight
     assert (bare.example, bare.divides) == ("", "")
 
 

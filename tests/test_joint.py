@@ -22,7 +22,7 @@ from pluralign.learning.joint import (
 )
 from pluralign.learning.pairs import Members, Pairs, hard_votes, validation_folds
 from pluralign.learning.stagewise import stages
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, sigmoid, with_undecided
+from pluralign.theory.calibration import constant_half, disagreement, floor, sigmoid, with_undecided
 
 N_TRAIN, N_TEST = 900, 600
 
@@ -50,10 +50,6 @@ def teacher_of(seed: int, common: float = 1.0, d: int = 8) -> Teacher:
 
 def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = FROM_MIXTURE, **options: Any) -> Members:
     return train_joint(pairs, teacher, k, blend, **{"starts": 4, **options})
-
-
-def error_of(fit: Members, pairs: Pairs, target: np.ndarray) -> float:
-    return brier(predicted(fit, pairs), target)
 
 
 def target_of(blend: Blend, teacher: Teacher, pairs: Pairs) -> np.ndarray:
@@ -91,14 +87,6 @@ def test_eight_members_predict_the_true_shares_of_a_population(seed: int) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-def test_single_member_is_no_better_than_the_floor() -> None:
-    train, _, _ = population(0)
-    share = predicted(fit_joint(train, teacher_of(0), 1, undecided=False), train)
-    assert set(share.tolist()) <= {0.0, 0.5, 1.0}
-    assert brier(share, train.prob_a) >= floor(train.prob_a) - 1e-12
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("undecided", [True, False])
 @pytest.mark.parametrize(("d", "blend"), [(8, blend) for blend in TARGETS] + [(80, Blend("mixture", 0.4))])
 def test_weights_and_undecided_share_are_optimal_for_the_blend(d: int, blend: Blend, undecided: bool) -> None:
@@ -133,12 +121,6 @@ def test_undecided_share_replaces_members_that_are_near_opposites() -> None:
     assert smallest_correlation(fits[0]) > smallest_correlation(fits[1]) + 0.3
     errors = [np.mean((predicted(fit, noisy) - noisy.prob_a) ** 2) for fit in fits]
     assert errors[0] < errors[1]
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: int) -> None:
-    train, test, true = population(seed)
-    assert brier(predicted(fit_joint(train, teacher_of(seed), 2), test), true) < constant_half(true)
 
 
 @pytest.mark.usefixtures("quick")

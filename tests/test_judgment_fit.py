@@ -320,8 +320,7 @@ def test_an_ensemble_keeps_its_figures_of_judgments(folder: Path, town: Preferen
     assert (judged := held_out.judgments) is not None
     assert (stored.n, stored.prompts) == (judged.n, judged.n_prompts)
     assert stored.uniform == pytest.approx(-math.log(math.factorial(5)))
-    again = evaluate(loaded, held_out).judgments
-    assert again is not None
+    again: Any = evaluate(loaded, held_out).judgments
     assert astuple(again)[:5] == pytest.approx(astuple(stored)[:5], rel=1e-6)
     assert astuple(again.gain) == pytest.approx(astuple(stored.gain), rel=1e-4, nan_ok=True)
     assert record.cross_validation is not None
@@ -435,8 +434,7 @@ UP, DOWN, ALL_TIE = [0, 1, 2], [2, 1, 0], [[0, 1, 2]]
     ],
 )
 def test_few_judgments_do_not_fail(make: Callable[[], PreferenceSet], options: dict[str, Any]) -> None:
-    votes = make()
-    assert votes.whole_judgments is not None
+    votes: Any = make()
     given: dict[str, Any] = {"k": 2, "encoder": "none", **options}
     found = fit(votes, **given)
     judged_prompts = np.unique(votes.whole_judgments.prompt)

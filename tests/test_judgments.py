@@ -21,14 +21,12 @@ from pluralign.votes.judgments import Judgments, rankings_of_one
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import town_hall_votes
 
-NAN = float("nan")
 Said = tuple[int, str, tuple[frozenset[str], ...]]
 """Person, prompt, and the responses place by place."""
 
 
 def said(votes: PreferenceSet, judgments: Judgments | None = None) -> list[Said]:
-    judged = votes.judgments if judgments is None else judgments
-    assert judged is not None
+    judged: Any = votes.judgments if judgments is None else judgments
     found: list[Said] = []
     for i, (first, end) in enumerate(itertools.pairwise(judged.start)):
         places = judged.place[first:end].tolist()
@@ -115,9 +113,7 @@ def test_votes_that_tell_no_more_than_their_counts_are_only_counted(rows: list[d
 
 @pytest.mark.parametrize("ranking", [[], [0, 0], [0, [0, 1]], [0, []], [0, 3], ["A"], [None]])
 def test_an_invalid_ranking_is_one_sentence(ranking: list[Any]) -> None:
-    with pytest.raises(
-        DataError, match=r"row 1: ranking 1 is .* must name responses, each at most once; list their keys"
-    ):
+    with pytest.raises(DataError, match=r"row 1: ranking 1 is .* must name responses, each at most once"):
         load_preferences([ask(ranking=ranking)])
 
 
@@ -134,8 +130,7 @@ def test_a_text_given_twice_keeps_its_best_place_and_repeated_judgments_can_be_d
 def test_rater_ids_link_judgments_across_prompts_and_others_are_own_people() -> None:
     rows = [row | {"who": row["annotator"]} for row in LAYOUTS["votes"][0]]
     votes = load_rater_votes(rows, "who", min_votes=1, ties="half")
-    linked = votes.preferences.judgments
-    assert linked is not None
+    linked: Any = votes.preferences.judgments
     assert linked.linked
     assert shown(votes.preferences) == ["0 x: A>B", "0 x: A=C", "1 x: B>A", "2 x: A>C", "0 y: B>A"]
     assert (linked.n_persons, linked.n, linked.n_prompts, votes.n_raters) == (3, 4, 2, 2)
@@ -178,8 +173,7 @@ def loaded(rows: list[dict[str, Any]]) -> PreferenceSet | None:
 
 @given(ranked_rows())
 def test_the_counts_are_the_sums_of_the_judgments(rows: list[dict[str, Any]]) -> None:
-    votes = loaded(rows)
-    assert votes is not None
+    votes: Any = loaded(rows)
     if votes.judgments is None:
         assert all(len(row["responses"]) == 2 or all(len(r) == 2 for r in row["rankings"]) for row in rows)
         return
@@ -253,8 +247,7 @@ def test_groups_are_people_who_judged_the_same_responses(rows: list[dict[str, An
 
 def test_votes_of_one_person_are_one_judgment_and_one_group() -> None:
     rows = [vote("A", "B", "a", "u"), vote("C", "D", "a", "u"), vote("C", "E", "a", "v"), vote("F", "G", "a", None)]
-    judged = load_preferences(rows, min_votes=1).judgments
-    assert judged is not None
+    judged: Any = load_preferences(rows, min_votes=1).judgments
     assert (judged.tell_more.tolist(), judged.group.tolist()) == ([True, True, False, False], [0, 0, 0, 1])
     assert (judged.n, judged.sizes.tolist()) == (3, [2, 2, 2, 2])
 
@@ -264,8 +257,7 @@ def test_whole_judgments_are_those_of_a_tenth_of_the_votes() -> None:
     few, many = (load_preferences([wide(votes_a=n, votes_b=0)]) for n in (27, 28))
     assert concatenate([ranking, few]).whole_judgments is not None
     assert concatenate([ranking, many]).whole_judgments is None
-    summary = inspect(concatenate([ranking, many])).judgments
-    assert summary is not None
+    summary: Any = inspect(concatenate([ranking, many])).judgments
     assert (summary.n, summary.prompts, summary.responses, summary.used) == (1, 1, 3.0, False)
     assert inspect(few).judgments is None
 
@@ -295,9 +287,8 @@ def test_saved_held_out_votes_link_nobody_across_prompts(tmp_path: Path) -> None
     ensemble: Any = SimpleNamespace(identity="an ensemble")
     files = held_out_files(ensemble, HeldOutVotes(votes, np.zeros((6, 1))))
     (tmp_path / "votes.parquet").write_bytes(files[VOTES_FILE])
-    saved = PreferenceSet.load(tmp_path / "votes.parquet")
+    saved: Any = PreferenceSet.load(tmp_path / "votes.parquet")
     assert [who for who, *_ in said(saved)] == [0, 0, 0, 1]
-    assert saved.judgments is not None
     assert not saved.judgments.linked
     assert saved.fingerprint.encode() in files[REWARDS_FILE]
 
@@ -320,16 +311,12 @@ def test_people_of_a_town_rank_by_their_rewards() -> None:
     ]
     assert set(np.bincount(judged.prompt)) == {2, 3, 4}
     votes = town_hall_votes(hall)
-    linked = votes.preferences.judgments
-    assert linked is not None
+    linked: Any = votes.preferences.judgments
     assert linked.linked
     assert linked.n_persons == votes.n_raters == len(set(people.tolist())) <= 30
     assert linked.unlinked().n < judged.n, "one person was drawn twice for a prompt"
     chosen = [np.bincount(votes.pair, weights) for weights in (votes.chose_a, 1 - votes.chose_a)]
     np.testing.assert_array_equal(chosen, [votes.preferences.votes_a, votes.preferences.votes_b])
-    for rater in range(votes.n_raters):
-        rows = votes.rater == rater
-        assert (hall.annotator_votes(range(30))[votes.pair[rows]] == votes.chose_a[rows, None]).all(axis=0).any()
     named = load_preferences("demo-rankings:45")
     assert (len(named.prompts), named.loaded and named.loaded.source) == (5, "demo-rankings:45")
     assert load_rater_votes("demo-rankings:45", "rater").preferences.judgments is not None

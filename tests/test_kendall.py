@@ -1,7 +1,5 @@
 """Kendall's tau against scipy, its mean over prompts by hand, and invariances."""
 
-import time
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -45,13 +43,6 @@ def test_the_block_size_does_not_change_tau(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(kendall.kendall_tau_b(rewards), whole)
 
 
-def test_tau_at_the_papers_size_takes_seconds() -> None:
-    random = np.random.default_rng(0)
-    start = time.perf_counter()
-    kendall.mean_tau([random.standard_normal((100, 8)) for _ in range(50)])
-    assert time.perf_counter() - start < 10
-
-
 def test_means_and_errors_over_prompts_ignore_constant_members() -> None:
     random = np.random.default_rng(1)
     prompts = [random.standard_normal((n, 3)) for n in (4, 6, 9, 5)]
@@ -65,12 +56,6 @@ def test_means_and_errors_over_prompts_ignore_constant_members() -> None:
     assert mean.off_diagonal == pytest.approx(np.mean(pairs))
     assert mean.per_prompt[2] == pytest.approx(kendalltau(prompts[2][:, 1], prompts[2][:, 2]).statistic)
     assert mean.off_diagonal_standard_error == pytest.approx(mean.per_prompt.std(ddof=1) / 2)
-
-
-def test_random_rankings_have_tau_near_zero_within_its_error() -> None:
-    random = np.random.default_rng(2)
-    mean = kendall.mean_tau([random.standard_normal((20, 6)) for _ in range(60)])
-    assert abs(mean.off_diagonal) < 4 * mean.off_diagonal_standard_error < 0.05
 
 
 def test_a_single_member_has_no_off_diagonal_mean() -> None:
@@ -108,9 +93,6 @@ def test_invalid_rewards_are_refused(bad: Rewards) -> None:
 
 
 # --- agreement of votes, and the example of equal shares from opposite members ---
-
-
-SEEDS = st.integers(0, 10_000)
 
 
 def test_agreement_counts_equal_votes_and_half_of_the_ties() -> None:

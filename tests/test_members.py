@@ -1,6 +1,5 @@
 """Members: scaled features, and rewards that are linear in them."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -74,17 +73,6 @@ def test_a_feature_constant_in_training_is_ignored_elsewhere(n_surface: int) -> 
     inputs = scaling(features)
     assert (inputs[:, [1, 5]] == 0).all()
     assert (inputs[:, [0, 2, 3, 4]].std(axis=0) > 0.9).all()
-
-
-def test_members_round_trip_through_their_arrays() -> None:
-    members, features = some_members(), some_features(2)
-    file, arrays = io.BytesIO(), dict(members.arrays())
-    np.savez(file, **arrays)  # type: ignore[arg-type]
-    file.seek(0)
-    with np.load(file) as stored:
-        again = LinearMembers.from_arrays(dict(stored))
-    np.testing.assert_array_equal(again.rewards(features), members.rewards(features))
-    assert sorted(again.arrays()) == sorted(members.arrays())
 
 
 @given(st.integers(0, 1000), st.floats(-100, 100))

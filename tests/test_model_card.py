@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
+from conftest import evaluation_of, run
 
 from pluralign import RewardEnsemble
 from pluralign.core.text import printable
@@ -22,8 +22,7 @@ NAN = math.nan
 
 def judged(ensemble: RewardEnsemble, low: float, high: float, prompts: int = 60, floor: float = 0.01) -> Evaluation:
     """Return the figures of an ensemble, with another interval of the difference to constant ½."""
-    evaluation = ensemble.record.evaluation
-    assert evaluation is not None
+    evaluation = evaluation_of(ensemble)
     half, lowest = evaluation.baselines["constant_half"], evaluation.baselines["floor"]
     baselines = {
         "floor": replace(lowest, brier_corrected=floor),

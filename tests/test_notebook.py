@@ -1,18 +1,17 @@
 """What Python and notebooks show of votes, ensembles and evaluations."""
 
-import builtins
 import html
 import re
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from conftest import evaluation_of
 from matplotlib import _pylab_helpers
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.errors import MissingExtraError
-from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.record import FitRecord
 from pluralign.ensemble.verdict import FEW_VOTES, headline, voices_sentence
 from pluralign.measuring.comparison import undecided_sentence
 from pluralign.measuring.evaluate import FullEvaluation
@@ -24,11 +23,6 @@ HOSTILE = "<script>alert(1)</script> & “"
 @pytest.fixture(scope="module")
 def evaluation(ensemble: RewardEnsemble) -> FullEvaluation:
     return evaluate(ensemble, town_hall(300, seed=5).preferences, groups=[])
-
-
-def recorded(ensemble: RewardEnsemble) -> Evaluation:
-    assert ensemble.record.evaluation is not None
-    return ensemble.record.evaluation
 
 
 def cells(text: str) -> list[list[str]]:
@@ -46,13 +40,13 @@ def test_printing_an_evaluation_shows_its_headline(evaluation: FullEvaluation, e
     assert evaluation.insight is not None
     assert str(evaluation).startswith(evaluation.insight.text())
     assert str(evaluation).endswith(f"{evaluation.subject.name}: 300 pairs\n{evaluation.headline}")
-    own = recorded(ensemble)
+    own = evaluation_of(ensemble)
     assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}\n{voices_sentence(own)}"
 
 
 def test_the_prompt_shows_a_summary_without_numbers(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
     assert repr(evaluation) == f"<FullEvaluation: {evaluation}>"
-    assert repr(recorded(ensemble)).startswith("<Evaluation: ")
+    assert repr(evaluation_of(ensemble)).startswith("<Evaluation: ")
     assert re.fullmatch(r"FitRecord\(joint k=3, vote level, demo: \d+ training pairs\)", repr(ensemble.record))
 
 
@@ -73,11 +67,11 @@ def test_an_evaluation_shows_its_headline_and_one_marked_row(evaluation: FullEva
 
 def test_an_ensemble_shows_its_members(ensemble: RewardEnsemble) -> None:
     text = ensemble._repr_html_()
-    members = recorded(ensemble).members
+    members = evaluation_of(ensemble).members
     shown = [[f"{value:.3f}" for value in (one.weight, one.disagreement, one.regret)] for one in members]
     assert cells(text) == [[f"member {j}", *row] for j, row in enumerate(shown)]
     assert undecided_sentence(ensemble.undecided) in text
-    assert html.escape(headline(recorded(ensemble), ensemble.record).verdict) in text
+    assert html.escape(headline(evaluation_of(ensemble), ensemble.record).verdict) in text
 
 
 def test_an_ensemble_built_by_hand_shows_its_weights_only(ensemble: RewardEnsemble) -> None:
@@ -121,14 +115,7 @@ def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> N
 def test_a_missing_matplotlib_is_named(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "pluralign.publishing.figures"))]:
         monkeypatch.delitem(sys.modules, name)
-    original = builtins.__import__
-
-    def without_matplotlib(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    for plot in (ensemble.plot, recorded(ensemble).plot):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for plot in (ensemble.plot, evaluation_of(ensemble).plot):
         with pytest.raises(MissingExtraError, match=r"a figure needs the package matplotlib: run  pip install 'plural"):
             plot()

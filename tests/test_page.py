@@ -35,8 +35,13 @@ def ensemble(ensemble: RewardEnsemble) -> RewardEnsemble:
     return replace(ensemble, choice_model=ChoiceModel(people=0.9, spread=0.0, source="raters"))
 
 
-def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
+@pytest.fixture
+def page(tab: Tab, address: str) -> Any:
+    """Return the page as it opens."""
+    return tab.open(address)
+
+
+def test_the_introduction_describes_the_ensemble(page: Any, shown: dict[str, Any]) -> None:
     assert page.title() == "town · Pluralign"
     assert "3 reward models represent people who disagree" in page.inner_text("#lead")
     insight = shown["insight"]
@@ -47,15 +52,9 @@ def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: 
 
 def with_voices(data: dict[str, Any]) -> dict[str, Any]:
     """The data of the page of an ensemble whose members are voices."""
+    same = {"wants": "wants lists", "example": "alone prefers “x”"}
     voices = [
-        {
-            "member": j,
-            "share": share,
-            "name": f"<b>Voice {j}</b>",
-            "wants": "wants lists",
-            "example": "alone prefers “x”",
-        }
-        for j, share in enumerate((0.5, 0.3, 0.2))
+        {"member": j, "share": share, "name": f"<b>Voice {j}</b>", **same} for j, share in enumerate((0.5, 0.3, 0.2))
     ]
     return data | {"insight": data["insight"] | {"voices": voices}}
 
@@ -73,8 +72,7 @@ def test_voices_have_bars_and_link_to_their_cards(tab: Tab, address: str) -> Non
     assert page.get_attribute("#insight a >> nth=1", "href") == "#members/1"
 
 
-def test_tabs_move_by_arrow_keys(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_tabs_move_by_arrow_keys(tab: Tab, page: Any) -> None:
     page.focus("#tab-ask")
     for key, expected in (
         ("ArrowRight", "calibration"), ("ArrowRight", "members"), ("End", "compare"), ("ArrowRight", "ask"),
@@ -103,8 +101,7 @@ def test_a_member_has_an_address(tab: Tab, address: str) -> None:
     assert page.query_selector_all(".member.chosen")[0].get_attribute("id") == "member-1"
 
 
-def test_every_field_and_button_has_a_name(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_every_field_and_button_has_a_name(page: Any) -> None:
     page.click("input[value=steerable]")
     nameless = page.evaluate(
         """() => [...document.querySelectorAll('input, textarea, select, button, [role=button], [tabindex="0"]')]
@@ -154,20 +151,13 @@ def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsem
 
 
 def test_an_ensemble_without_figures_is_shown(tab: Tab, address: str) -> None:
-    nothing: dict[str, Any] = {
-        "history": None,
-        "votes": None,
-        "worst_group": "",
-        "reliability": [],
-        "tables": [],
-        "data": {},
-    }
+    nothing: dict[str, Any] = {"history": None, "votes": None, "worst_group": "", "reliability": [], "tables": []}
+    nothing["data"] = {}
     page = tab.open(address + "#calibration", rewrite=lambda data: data | nothing)
     assert "fitted without held-out votes" in page.inner_text("#calibration")
 
 
-def test_a_stopped_server_is_reported(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_a_stopped_server_is_reported(tab: Tab, page: Any) -> None:
     page.route("**/v1/answer", lambda route: route.abort())
     tab.click(ASK)
     assert page.inner_text("#ask [role=alert]") == "No response from the server. Is it still running?"
@@ -281,8 +271,7 @@ def test_text_has_enough_contrast(scheme: str) -> None:
 # --- page ask ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_example_is_answered(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
+def test_the_first_example_is_answered(page: Any, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     first = shown["examples"][0]
     expected = answer(ensemble, first["prompt"], first["responses"])
     assert expected.consensus
@@ -295,8 +284,7 @@ def test_the_first_example_is_answered(tab: Tab, address: str, ensemble: RewardE
         assert texts_of(card, ".voices .data") == [shown["members"][j]["name"] for j in one.members]
 
 
-def test_another_example_and_rule(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
+def test_another_example_and_rule(tab: Tab, page: Any, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     page.click("text=More questions")
     tab.click("[data-example='5']")
     tab.select("#rule", "maximin")
@@ -308,8 +296,7 @@ def test_another_example_and_rule(tab: Tab, address: str, ensemble: RewardEnsemb
     assert page.get_attribute("[data-example='0']", "aria-pressed") == "false"
 
 
-def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str, ensemble: RewardEnsemble) -> None:
-    page = tab.open(address)
+def test_without_a_model_a_new_question_needs_candidates(tab: Tab, page: Any, ensemble: RewardEnsemble) -> None:
     page.fill("#prompt", "Shall we dance?")
     assert "This server has no language model" in page.inner_text("#ask")
     page.click(ASK)
@@ -384,8 +371,7 @@ def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None
     assert sent == ["steerable"]
 
 
-def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_an_error_clears_the_previous_answer(tab: Tab, page: Any) -> None:
     assert page.query_selector(".slate")
     page.route("**/v1/answer", lambda route: route.fulfill(status=502, json={"error": {"message": HOSTILE}}))
     tab.click(ASK)
@@ -399,8 +385,7 @@ def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
     tab.messages.clear()  # the browser logs every status of 502
 
 
-def test_draws_are_counted(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
-    page = tab.open(address)
+def test_draws_are_counted(tab: Tab, page: Any, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
     tab.click("input[value=distributional]")
     page.click("text=Draw ten")
     page.wait_for_selector("h3:text-is('11 draws')")
@@ -414,8 +399,7 @@ def test_draws_are_counted(tab: Tab, address: str, shown: dict[str, Any], ensemb
     assert f"Member {drawn[-1].member} was drawn" in page.inner_text("#ask")
 
 
-def test_choices_update_the_posterior(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
-    page = tab.open(address)
+def test_choices_update_the_posterior(tab: Tab, page: Any, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
     tab.click("input[value=steerable]")
     assert texts_of(page, "#ask .posterior .percent") == [percent(weight) for weight in shown["weights"]]
     choices: list[dict[str, Any]] = []
@@ -445,16 +429,14 @@ def test_choices_update_the_posterior(tab: Tab, address: str, shown: dict[str, A
     assert "before your first choice" in page.inner_text("#ask")
 
 
-def test_pairs_can_be_skipped_until_none_is_left(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
+def test_pairs_can_be_skipped_until_none_is_left(page: Any, shown: dict[str, Any]) -> None:
     page.click("input[value=steerable]")
     for _ in shown["steering_pairs"]:
         page.click("text=Skip this pair")
     assert "No more pairs" in page.inner_text("#ask")
 
 
-def test_more_like_this_is_choices(tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
+def test_more_like_this_is_choices(tab: Tab, page: Any, ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     example = shown["examples"][0]
     slate = answer(ensemble, example["prompt"], example["responses"]).answers
     tab.click(".slate .answer >> nth=1 >> text=More like this")
@@ -466,8 +448,7 @@ def test_more_like_this_is_choices(tab: Tab, address: str, ensemble: RewardEnsem
     assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
 
 
-def test_a_member_or_words_can_steer(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_a_member_or_words_can_steer(tab: Tab, page: Any) -> None:
     page.click("input[value=steerable]")
     page.click("text=Other ways to steer")
     tab.select("#member", "2")
@@ -492,8 +473,7 @@ def test_a_page_without_voices_says_that_steering_cannot_help(
         assert "Member 2 answers" in page.inner_text("#ask")
 
 
-def test_gibberish_has_no_share_on_the_page(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_gibberish_has_no_share_on_the_page(tab: Tab, page: Any) -> None:
     page.fill("#prompt", "Shall we plant trees?")
     page.fill("#candidates", "asdf jkl qwer\n\nblue blue blue the the")
     for mode in ("balanced", "steerable", "distributional"):
@@ -511,8 +491,7 @@ def test_gibberish_has_no_share_on_the_page(tab: Tab, address: str) -> None:
     assert "No share of people is stated" in page.inner_text("#compare .results")
 
 
-def test_the_size_of_a_slate_can_be_chosen_and_cards_have_one_number(tab: Tab, address: str) -> None:
-    page = tab.open(address)
+def test_the_size_of_a_slate_can_be_chosen_and_cards_have_one_number(tab: Tab, page: Any) -> None:
     assert len(page.query_selector_all(".slate .answer")) <= 3
     for size in ("1", "2"):
         tab.select("#slate-size", size)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import pairs_of
+from conftest import evaluation_of, pairs_of
 from hypothesis import given, strategies as st
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
-from pluralign.ensemble.record import Evaluation
 from pluralign.ensemble.verdict import FEW_VOTES, headline
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring import leans
@@ -42,11 +41,6 @@ def page_json(ensemble: RewardEnsemble, held_out: HeldOutVotes | None = None, **
 @pytest.fixture(scope="module")
 def shown(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> dict[str, Any]:
     return page_json(ensemble, held_out, profiles=report.profiles)
-
-
-def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
-    assert ensemble.record.evaluation
-    return ensemble.record.evaluation
 
 
 def cells_of(table: dict[str, Any]) -> list[str]:
@@ -377,18 +371,3 @@ def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:
     assert [one.why for one in votes] == [[NO_CARDS], [NO_CARDS], [A_TIE]]
     assert [one.weight for one in votes] == ensemble.weights.tolist()
     assert votes[0].prob_a == pytest.approx(1 / (1 + math.exp(-1 / ensemble.temperature)))
-
-
-def test_swapped_responses_swap_reasons(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> None:
-    votes = held_out.preferences
-    reasons = 0
-    for prompt, a, b, *_ in pairs_of(votes[:20]):
-        rewards = ensemble.rewards([(prompt, a), (prompt, b)])
-        one = explain_votes(ensemble, report.profiles, prompt, (a, b), [rewards[0], rewards[1]])
-        other = explain_votes(ensemble, report.profiles, prompt, (b, a), [rewards[1], rewards[0]])
-        swap = str.maketrans("AB", "BA")
-        for this, that in zip(one, other, strict=True):
-            assert [s.split(": ")[-1] for s in this.why] == [s.split(": ")[-1].translate(swap) for s in that.why]
-            assert this.vote == 1 - that.vote
-            reasons += this.why not in ([NO_REASON], [A_TIE])
-    assert reasons > 10

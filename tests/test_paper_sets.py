@@ -144,8 +144,7 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     assert len(set(PERSONALLLM_RATERS)) == 10
     assert votes.columns["split"].tolist() == ["train"] * 140 + ["test"] * 56
     assert votes.columns["subset"][:29].tolist() == ["subset-0"] * 28 + ["subset-1"]
-    judged = votes.whole_judgments
-    assert judged is not None
+    judged: Any = votes.whole_judgments
     assert (judged.n, judged.sizes.tolist()) == (70, [8] * 70), "each model scores the eight responses to a prompt"
 
 
@@ -376,11 +375,7 @@ BAD_ROWS: list[tuple[str, str, list[Row]]] = [
     ("personalllm", "response_3_gemma_7b must be a number", [PERSON | {"response_3_gemma_7b": "high"}]),
     ("personalllm", "the prompt is empty", [PERSON | {"prompt": " "}]),
     ("helpsteer2", "not a list of ratings", [rated("p", "x", given) for given in ("3, 4", {"a": 3})]),
-    (
-        "helpsteer2-preference",
-        "from -3 to 3",
-        [preference("p", [1, n]) for n in (-4, 100, -99, 1.5, "one", None, True)],
-    ),
+    ("helpsteer2-preference", "from -3 to 3", [preference("p", [1, n]) for n in (-4, 1.5, "one", None, True)]),
     ("helpsteer2-preference", "_unprocessed is", [preference("p", [1]) | {ENTRIES: text} for text in NO_LISTS]),
     ("tldr", "two summaries and the choice 0 or 1", [label("x", "a", "b", n, "w") for n in (2, True, None)]),
     ("tldr", "two summaries and the choice", [label("x", "a", "b", 0, "w", summaries=[]) | {"info": {}}]),

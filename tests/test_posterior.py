@@ -148,13 +148,6 @@ def test_without_an_average_reward_the_average_predicts_the_shares_of_the_ensemb
     assert chance[:, -1, middle] == pytest.approx(posterior.choice_probability(difference, 0.5, 0.2) @ WEIGHTS)
 
 
-def test_random_choices_are_slips_and_undecided_votes() -> None:
-    certain = np.array([1e6])
-    assert posterior.choice_probability(certain, 1.0, slip=0.1) == pytest.approx(0.95)
-    assert posterior.choice_probability(certain, 1.0, undecided=0.4) == pytest.approx(0.8)
-    assert posterior.choice_probability(certain, 1.0, undecided=0.4, slip=0.1) == pytest.approx(1 - (1 - 0.6 * 0.9) / 2)
-
-
 def test_the_most_informative_pair_is_the_one_on_which_likely_members_differ() -> None:
     chance = np.array([[0.9, 0.1, 0.5], [0.9, 0.9, 0.1], [0.5, 0.5, 0.5]])[:, :, None]
     first = posterior.information_gain(chance, np.array([[0.49], [0.49], [0.02]]))

@@ -68,10 +68,7 @@ def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("nowhere", r"nowhere: no such folder, file or hub id"),
-        ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file; check the path"),
-    ],
+    [("nowhere", "nowhere: no such folder"), ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file")],
 )
 def test_an_unknown_name_raises_data_error(name: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
@@ -83,9 +80,7 @@ def test_an_unreachable_hub_id_raises_data_error(monkeypatch: pytest.MonkeyPatch
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
-    with pytest.raises(
-        DataError, match=r"hf:some/model: .*no route.*; check the path, or the model id and the network"
-    ):
+    with pytest.raises(DataError, match=r"hf:some/model: .*no route.*; check the path, or the model id"):
         load_predictor("some/model", votes())
 
 
@@ -143,8 +138,7 @@ def test_scores_of_pairs_and_lists_of_rewards_are_read(tmp_path: Path) -> None:
     assert difference_of(load_predictor(as_csv(tmp_path / "pairs", rows), votes())) == DIFFERENCE
     several = [{"prompt": p, "response": r, "rewards": [s, -s, 0.0]} for (p, r), s in SCORES.items()]
     for write in (as_jsonl, as_csv, as_parquet):
-        subject = load_predictor(write(tmp_path / "several", several), votes())
-        assert subject.difference is not None
+        subject: Any = load_predictor(write(tmp_path / "several", several), votes())
         np.testing.assert_array_equal(subject.difference, np.outer(DIFFERENCE, [1, -1, 0]))
         assert subject.note == "3 rewards per text, read as members of equal weight"
         assert subject.level == "vote"
@@ -178,10 +172,7 @@ def test_output_of_compare_is_matched_by_order(write_jsonl: WriteLines) -> None:
 
 def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> None:
     rows = [row for row in score_rows() if row["response"] != "never ."]
-    words = (
-        r"2 of 4 pairs have no score in it; add the missing rows, for example for .*\"tea \?\".*\"no \.\".*\"never \.\""
-    )
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=r"2 of 4 pairs have no score in it.*\"tea \?\".*\"no \.\".*\"never \.\""):
         load_predictor(write_jsonl(rows), votes())
     with pytest.raises(DataError, match="1 of 4 pairs have no row in it"):
         load_predictor(write_jsonl(pair_rows("prob_hat", [0.5] * 4)[1:]), votes())
@@ -235,13 +226,12 @@ def test_a_reward_model_has_three_readings(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_rewards_use_the_weights_of_the_configuration(tmp_path: Path) -> None:
-    equal = load_predictor(write_bert(tmp_path / "equal", 3), votes())
+    equal: Any = load_predictor(write_bert(tmp_path / "equal", 3), votes())
     assert equal.weights == pytest.approx([1 / 3] * 3)
     assert equal.note == "3 rewards, read as members of equal weight"
     weighted = load_predictor(write_bert(tmp_path / "own", 3, pluralign_weights=[0.5, 0.5, 0.0]), votes())
     assert weighted.weights == pytest.approx([0.5, 0.5, 0.0])
     assert "pluralign_weights" in weighted.note
-    assert equal.difference is not None
     by_hand = [sum(0.5 * (z > 0) for z in row[:2]) for row in equal.difference.tolist()]
     assert weighted.prob_hat == pytest.approx(by_hand), "the same model but for its weights"
     with pytest.raises(DataError, match=r"pluralign_weights does not match its 3 rewards"):

@@ -17,8 +17,6 @@ from pluralign.learning.measure import evaluate_features
 from pluralign.measuring.pruning import Pruning, plan_pruning
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-CONTRACT = {"removed", "removed_weight", "bound"}
-
 
 @pytest.fixture(scope="module")
 def votes() -> PreferenceSet:
@@ -183,7 +181,7 @@ def test_prune_prints_one_json_object(folder: Path, pruned: Pruning, tmp_path: P
     done = run("prune", folder, "-o", tmp_path / "out", "--beta", "3", "--furthest", "--json")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     facts = json.loads(done.stdout)
-    assert set(facts) >= CONTRACT
+    assert set(facts) >= {"removed", "removed_weight", "bound"}
     assert facts["removed"] == pruned.removed
     assert facts["bound"] == pytest.approx(pruned.bound)
     assert facts["weights"] == RewardEnsemble.load(tmp_path / "out").weights.tolist()

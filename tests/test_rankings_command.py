@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import facts_of, run
 
 from pluralign.cli.console import show
 from pluralign.cli.render.analysis import rankings_page
@@ -111,8 +111,7 @@ def test_binary_and_missing_files_are_rejected(tmp_path: Path) -> None:
 def test_the_error_of_a_sample_counts_known_pairs_only() -> None:
     shares = np.full((4, 4), np.nan)
     shares[0, 1], shares[1, 0] = 0.75, 0.25
-    sample = rankings(Tournament(("a", "b", "c", "d"), shares), k=8, seed=3).sample
-    assert sample is not None
+    sample: Any = rankings(Tournament(("a", "b", "c", "d"), shares), k=8, seed=3).sample
     share = sum(ranking.index(0) < ranking.index(1) for ranking in sample.rankings) / 8
     assert len(sample.rankings) == 8
     assert sample.error == pytest.approx((share - 0.75) ** 2)
@@ -150,9 +149,7 @@ def test_rankings_prints_one_json_object(tmp_path: Path) -> None:
 
 def test_a_tournament_that_is_not_realizable_has_a_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, CYCLE)
-    done = run("rankings", path, "--json")
-    assert done.returncode == 0
-    facts = json.loads(done.stdout)
+    facts = facts_of("rankings", path)
     assert facts["realizable"] is False
     assert facts["distance"] == pytest.approx((0.7 / 3) ** 2)
     assert facts["certificate"]["pairs"] == [[0, 1], [1, 2], [2, 0]]
@@ -172,5 +169,4 @@ def test_a_tournament_that_is_not_realizable_has_a_proof(tmp_path: Path, capsys:
 
 
 def test_rankings_reads_standard_input() -> None:
-    done = run("rankings", "-", "--json", stdin=json.dumps(DRINKS))
-    assert json.loads(done.stdout)["alternatives"] == DRINKS["alternatives"]
+    assert facts_of("rankings", "-", stdin=json.dumps(DRINKS))["alternatives"] == DRINKS["alternatives"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, run
+from conftest import WriteLines, evaluation_of, run
 from simulated import paired
-from test_fit import Interrupt, Watching, evaluation_of, same_fit
+from test_fit import Interrupt, Watching, same_fit
 
-from pluralign import fit
+from pluralign import RewardEnsemble, fit
 from pluralign.learning import choose, raters
 from pluralign.learning.bradley_terry import fit_bradley_terry
 from pluralign.learning.pairs import Members, Pairs
@@ -157,25 +157,28 @@ ANSWERS = [("Question?", " ".join(["yes"] * n) + ".") for n in range(1, 41)]
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_raters_reveal_two_opposite_tastes(votes: RaterVotes) -> None:
-    ensemble = fit(votes, k=2, encoder="none", max_disagreement=1.0)
-    likes_length = sorted(np.corrcoef(np.arange(1, 41), reward)[0, 1] for reward in ensemble.rewards(ANSWERS).T)
+@pytest.fixture(scope="module")
+def fitted(votes: RaterVotes) -> RewardEnsemble:
+    return fit(votes, k=2, encoder="none", max_disagreement=1.0)
+
+
+def test_raters_reveal_two_opposite_tastes(fitted: RewardEnsemble) -> None:
+    likes_length = sorted(np.corrcoef(np.arange(1, 41), reward)[0, 1] for reward in fitted.rewards(ANSWERS).T)
     assert likes_length[0] < -0.5 < 0.5 < likes_length[1]
-    np.testing.assert_allclose(ensemble.weights, 0.5, atol=0.1)
-    assert (ensemble.level, ensemble.temperature) == ("policy", 1.0)
-    assert (ensemble.record.method, ensemble.record.target, ensemble.record.raters) == ("joint", "raters", 30)
-    assert set(evaluation_of(ensemble).baselines) >= {"floor", "constant_half", "soft_bt", "mixture"}
-    assert [row.k for row in ensemble.record.history] == [1, 2]
-    assert ensemble.record.history[-1].test_brier == pytest.approx(evaluation_of(ensemble).test.brier)
+    np.testing.assert_allclose(fitted.weights, 0.5, atol=0.1)
+    assert (fitted.level, fitted.temperature) == ("policy", 1.0)
+    assert (fitted.record.method, fitted.record.target, fitted.record.raters) == ("joint", "raters", 30)
+    assert set(evaluation_of(fitted).baselines) >= {"floor", "constant_half", "soft_bt", "mixture"}
+    assert [row.k for row in fitted.record.history] == [1, 2]
+    assert fitted.record.history[-1].test_brier == pytest.approx(evaluation_of(fitted).test.brier)
 
 
-def test_without_ids_the_same_votes_give_no_such_members(votes: RaterVotes) -> None:
+def test_without_ids_the_same_votes_give_no_such_members(votes: RaterVotes, fitted: RewardEnsemble) -> None:
     counts = replace(votes.preferences, judgments=None)
     ensemble = fit(counts, k=2, encoder="none", level="policy", max_disagreement=1.0)
     assert ensemble.record.raters is None
     assert "raters" not in ensemble.record.to_json()
-    with_ids = fit(votes, k=2, encoder="none", max_disagreement=1.0)
-    spread, with_spread = (np.std(one.rewards(ANSWERS), axis=0).min() for one in (ensemble, with_ids))
+    spread, with_spread = (np.std(one.rewards(ANSWERS), axis=0).min() for one in (ensemble, fitted))
     assert with_spread > 3 * spread
 
 
@@ -214,8 +217,7 @@ def test_an_interrupted_fit_resumes_and_no_file_holds_ids(
 def test_other_raters_do_not_resume_from_the_old_work(votes: RaterVotes, tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
         fit(votes, k=2, encoder="none", folder=tmp_path, watcher=Watching(until=2))
-    judged = votes.preferences.judgments
-    assert judged is not None
+    judged: Any = votes.preferences.judgments
     swapped = replace(judged, person=np.random.default_rng(0).permutation(judged.person))
     others = replace(votes.preferences, judgments=swapped)
     resumed = fit(others, k=2, encoder="none", folder=tmp_path)

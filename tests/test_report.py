@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import evaluation_of, facts_of
 from matplotlib.patches import Rectangle
 from page_browser import Tab
 from served import running
@@ -103,11 +103,6 @@ def test_the_page_shows_the_undecided_share(ensemble: RewardEnsemble, found: Rep
     assert "Undecided share:" not in none
 
 
-def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
-    assert ensemble.record.evaluation is not None
-    return ensemble.record.evaluation
-
-
 def with_evaluation(found: ReportData, evaluation: Evaluation) -> ReportData:
     return replace(found, record=replace(found.record, evaluation=evaluation))
 
@@ -115,8 +110,7 @@ def with_evaluation(found: ReportData, evaluation: Evaluation) -> ReportData:
 def test_the_page_starts_with_the_insight_then_the_headline(ensemble: RewardEnsemble, found: ReportData) -> None:
     first = headline(evaluation_of(ensemble), ensemble.record, "town")
     text = html.unescape(page(ensemble, found, folder="town"))
-    insight = found.insight
-    assert insight is not None
+    insight: Any = found.insight
     lines = (insight.title, insight.sentence, *insight.findings, "<details", first.main, first.verdict, first.next_step)
     places = [text.index(line) for line in lines]
     assert places == sorted(places)
@@ -291,9 +285,7 @@ def test_the_heat_map_of_camps_has_every_agreement_and_frames_the_member(camps: 
 
 def test_the_command_writes_the_page_and_the_figures(town_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
-    done = run("report", town_folder, "-o", target, "--figures", tmp_path / "figures", "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = facts_of("report", town_folder, "-o", target, "--figures", tmp_path / "figures")
     assert facts["report"] == str(target)
     assert {Path(name).read_bytes()[:4] for name in facts["figures"]} == {b"\x89PNG", b"<?xm"}
     assert len(facts["figures"]) == 10
@@ -302,23 +294,10 @@ def test_the_command_writes_the_page_and_the_figures(town_folder: Path, tmp_path
         assert words in target.read_text()
 
 
-def test_the_command_evaluates_on_other_votes(town_folder: Path, tmp_path: Path) -> None:
-    other = town_hall(300, seed=5).preferences
-    other.save(tmp_path / "other.jsonl")
-    target = tmp_path / "report.html"
-    done = run("report", town_folder, "-o", target, "--data", tmp_path / "other.jsonl", "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)["study"]
-    assert facts["votes"]["pairs"] == facts["facts"]["pairs"] == len(other)
-    assert "prompts of" in target.read_text()
-
-
 def test_the_command_ranks_given_candidates(town_folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "candidates.jsonl"
     lines.write_text(json.dumps({"prompt": "Should we plant trees?", "responses": ["Yes.", "No, never.", "Perhaps: "]}))
-    done = run("report", town_folder, "-o", tmp_path / "r.html", "--candidates", lines, "--json")
-    assert done.returncode == 0, done.stderr
-    (case,) = json.loads(done.stdout)["study"]["cases"]
+    (case,) = facts_of("report", town_folder, "-o", tmp_path / "r.html", "--candidates", lines)["study"]["cases"]
     assert case["prompt"] == "Should we plant trees?"
 
 
@@ -335,13 +314,6 @@ def data(ensemble: RewardEnsemble, held_out: HeldOutVotes, represented: Represen
     return collect_report_data(ensemble, held_out, representation=represented)
 
 
-def test_the_report_has_a_section_only_where_it_was_measured(ensemble: RewardEnsemble, data: ReportData) -> None:
-    text = page(ensemble, data)
-    assert '<details id="individuals"' in text
-    without = page(ensemble, replace(data, representation=None))
-    assert "individuals" not in without
-
-
 def test_the_report_shows_every_score(ensemble: RewardEnsemble, data: ReportData, represented: Representation) -> None:
     text = page(ensemble, data)
     section = text[text.index('<details id="individuals"') : text.index('<details id="certificate"')]
@@ -356,8 +328,8 @@ def test_the_report_shows_every_score(ensemble: RewardEnsemble, data: ReportData
 def test_the_command_reads_the_saved_figures(town_folder: Path, tmp_path: Path, represented: Representation) -> None:
     copy = shutil.copytree(town_folder, tmp_path / "ensemble")
     save_representation(represented, copy)
-    written = run("report", copy, "-o", tmp_path / "report.html", "--json")
-    assert json.loads(written.stdout)["study"]["representation"] == to_json(represented)
+    written = facts_of("report", copy, "-o", tmp_path / "report.html")
+    assert written["study"]["representation"] == to_json(represented)
     assert "How well individuals are represented" in (tmp_path / "report.html").read_text()
 
 

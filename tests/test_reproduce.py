@@ -36,8 +36,7 @@ TABLE_1 = {
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_a_recipe_matches_the_paper(name: str) -> None:
     recipe = recipes.load_recipe(name)
-    paper = recipe.paper
-    assert paper is not None
+    paper: Any = recipe.paper
     found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
     assert found == TABLE_1[name]
     assert recipe.fit == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}

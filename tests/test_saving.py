@@ -51,8 +51,7 @@ def test_another_fit_needs_overwrite(copy: Path, votes: Any, changes: dict[str, 
     assert files_of(copy) == before
     fit(votes, folder=copy, overwrite=True, **OPTIONS | changes)
     assert (copy / "notes.txt").read_text() == "mine"
-    data = RewardEnsemble.load(copy).record.data
-    assert data is not None
+    data: Any = RewardEnsemble.load(copy).record.data
     assert data.fingerprint == votes.fingerprint
     assert len(files_of(copy)) == len(before)
 

@@ -38,14 +38,6 @@ def test_no_point_of_a_fine_grid_is_better() -> None:
         assert nearest - best < 0.002, "the grid is fine enough"
 
 
-def test_the_gap_bounds_the_remaining_improvement() -> None:
-    v, p = votes_and_target(1)
-    best = error(v, p, simplex_least_squares(v, p))
-    rng = np.random.default_rng(0)
-    for a in rng.dirichlet(np.ones(4), 50):
-        assert error(v, p, a) - best <= optimality_gap(v, p, a) + 1e-9
-
-
 @given(st.integers(0, 1000), st.permutations(range(5)))
 def test_permuting_members_permutes_weights(seed: int, order: list[int]) -> None:
     v, p = votes_and_target(seed, k=5)

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from simulated import numeric_gradient
 
 from pluralign.learning.options import Variant
-from pluralign.learning.pairs import Members, hard_votes, solve_weights
+from pluralign.learning.pairs import Members, hard_votes
 from pluralign.learning.stagewise import squared_loss, stages
 from pluralign.theory.calibration import disagreement
 
@@ -88,16 +88,6 @@ def test_votes_are_signs_and_ties_count_half() -> None:
     difference = np.array([[1.0, 0.0], [-1.0, 2.0], [0.0, 0.0]])
     theta = np.array([[1.0, -3.0], [1.0, 0.0]])
     assert hard_votes(difference, theta).tolist() == [[1.0, 0.0], [1.0, 1.0], [0.5, 0.5]]
-
-
-@given(st.integers(0, 1000), st.integers(0, 3))
-def test_a_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) -> None:
-    difference, prob_a = people(seed)
-    theta = np.random.default_rng(seed).standard_normal((4, 4))
-    _, once = solve_weights(difference, theta, prob_a)
-    weights, twice = solve_weights(difference, theta[:, [0, 1, 2, 3, copied]], prob_a)
-    np.testing.assert_allclose(np.mean((twice - prob_a) ** 2), np.mean((once - prob_a) ** 2), atol=1e-7)
-    assert weights[copied] == pytest.approx(weights[4], abs=1e-5)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from hypothesis import given, strategies as st
 
 from pluralign.core.errors import DataError
 from pluralign.text import store
-from pluralign.text.encoders import HashingEncoder, TextFeatures, VectorCache, encode, vector_key
+from pluralign.text.encoders import HashingEncoder, TextFeatures, encode
 from pluralign.text.store import SHARD_FORMAT, item_keys, shard_name, shard_table, stored_features
-from pluralign.votes.prompts import Item, Message, text_key
+from pluralign.votes.prompts import Item, Message
 
 HASHING = TextFeatures("hashing")
 HASHING_WIDTH = 1044
@@ -63,16 +63,6 @@ def test_a_scratch_file_holds_the_features_as_a_memory_map(folder: Path, tmp_pat
     assert isinstance(mapped, np.memmap)
     assert scratch.stat().st_size == mapped.nbytes
     np.testing.assert_array_equal(mapped, stored_features(folder, TEXTS[::-1], HASHING))
-
-
-def test_keys_equal_those_of_the_vector_cache(tmp_path: Path) -> None:
-    cache = VectorCache("anything", tmp_path)
-    cache.put([text_key(*item) for item in TEXTS], np.zeros((len(TEXTS), 1), np.float32))
-    with cache._connect() as connection:
-        kept = {key for (key,) in connection.execute("SELECT key FROM vectors")}
-    connection.close()
-    padded = {bytes(key).ljust(store.KEY_BYTES, b"\0") for key in item_keys(TEXTS)}
-    assert padded == kept == {vector_key(text_key(*item)) for item in TEXTS}
 
 
 def test_keys_that_end_in_zeros_are_distinguished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The studies in benchmarks/: stability, identifiability, camps and voices."""
 
 from argparse import Namespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,8 +67,7 @@ def test_a_simulated_camp_has_one_taste_and_half_of_its_quality_is_invisible(
     decisiveness: str, angle: float, shared: bool
 ) -> None:
     votes, features = voices.simulate(angle, 3, 400, 9, 4, decisiveness)
-    judged = votes.judgments
-    assert judged is not None
+    judged: Any = votes.judgments
     assert (judged.n, judged.n_prompts, set(judged.sizes)) == (3600, 400, {4})
     place = np.empty((400, 9, 4))
     place[judged.prompt.repeat(4), np.tile(np.arange(9).repeat(4), 400), judged.response % 4] = judged.place

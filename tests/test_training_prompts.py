@@ -61,11 +61,7 @@ def test_the_training_prompts_of_every_compared_ensemble_are_left_out(ensemble: 
     assert left_out.prompts == 2
     assert set(np.unique(VOTES.prompt_index[~rows])) == {0, 1}
     other = replace(ensemble, trained_on=hash_prompts(load_prompts(ensemble)[:3]))
-    assert evaluate(ensemble, VOTES, against=[other], groups=[]).left_out.prompts == len(ensemble_prompts(ensemble)) + 3
-
-
-def ensemble_prompts(ensemble: RewardEnsemble) -> list[int]:
-    return [int(number) for number in ensemble.trained_on]
+    assert evaluate(ensemble, VOTES, against=[other], groups=[]).left_out.prompts == len(ensemble.trained_on) + 3
 
 
 def load_prompts(ensemble: RewardEnsemble) -> list[str]:
@@ -108,4 +104,4 @@ def test_diversity_leaves_candidates_of_training_prompts_out(
     (tmp_path / "candidates.jsonl").write_text("\n".join(map(json.dumps, lists)))
     done = run("diversity", town_folder, tmp_path / "candidates.jsonl", "--json")
     assert done.returncode == 0, done.stderr
-    assert f"Left out {len(ensemble_prompts(ensemble))} prompts that were used for training." in done.stderr
+    assert f"Left out {len(ensemble.trained_on)} prompts that were used for training." in done.stderr

@@ -1,18 +1,13 @@
-"""Each trait is larger for texts with more of it, and follows the attributes of the town hall's texts."""
+"""Each trait is larger for texts with more of it; what is left without VADER; unusual and long texts."""
 
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from pluralign import RewardEnsemble, town_hall
-from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring import leans as traits
-from pluralign.measuring.cards import member_profiles
 from pluralign.measuring.leans import KEYS, TRAITS, trait_values
 
 PROMPT = "Should the town build a bridge?"
@@ -59,20 +54,6 @@ def test_traits_have_distinct_names() -> None:
     assert max(len(trait.aspect.split()) for trait in TRAITS) <= 2
 
 
-@pytest.mark.parametrize(
-    ("key", "feature", "least"),
-    [("length", "length", 0.8), ("structure", "list", 0.9), ("questions", "question_back", 0.8),
-     ("hedging", "hedging", 0.6), ("formality", "formality", 0.6), ("warmth", "warmth", 0.5),
-     ("balance", "compromise", 0.7)],
-)  # fmt: skip
-def test_traits_correlate_with_the_attributes_of_town_hall_texts(key: str, feature: str, least: float) -> None:
-    town = town_hall(200)
-    votes = town.preferences
-    prompts = [str(votes.prompts[p]) for p in votes.items().prompt_index]
-    values = trait_values(prompts, list(votes.responses))[:, KEYS.index(key)]
-    assert np.corrcoef(values, town.features[:, town.feature_names.index(feature)])[0, 1] > least
-
-
 def test_contractions_count_and_list_numbers_do_not() -> None:
     values = trait_values([""] * 4, ["I don't know", "I do not know", "1. tea\n2. rum", "- tea\n- rum"])
     assert values[0, KEYS.index("formality")] < values[1, KEYS.index("formality")] == 0
@@ -85,9 +66,6 @@ def test_unusual_texts_have_finite_traits() -> None:
     assert values.shape == (4, len(KEYS))
     assert np.isfinite(values).all()
     assert trait_values([], []).shape == (0, len(KEYS))
-
-
-VADER = SentimentIntensityAnalyzer()
 
 
 def test_long_texts_take_linear_time() -> None:
@@ -120,19 +98,3 @@ def test_one_log_message_says_how_to_measure_sentiment(caplog: pytest.LogCapture
         trait_values(["Tea?"] * 2, ["Yes.", "No."])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "pip install 'pluralign[report]'" in caplog.text
-
-
-def test_cards_without_vader_differ_only_by_the_tone(
-    ensemble: RewardEnsemble, held_out: HeldOutVotes, request: pytest.FixtureRequest
-) -> None:
-    complete = member_profiles(ensemble.weights, held_out)
-    request.getfixturevalue("without_vader")
-    for card, before in zip(member_profiles(ensemble.weights, held_out), complete, strict=True):
-        tone = card.leans[KEYS.index("sentiment")]
-        assert (tone.pairs, tone.claim) == (0, "")
-        assert before.leans[KEYS.index("sentiment")].pairs > 0
-        named = not any(lean.claim for lean in before.leans if lean.trait == "sentiment")
-        assert named, "choose votes whose cards do not mention the tone"
-        for lean, complete_lean in zip(card.leans, before.leans, strict=True):  # the number of tests differs
-            assert lean.trait == "sentiment" or repr(replace(lean, claim="")) == repr(replace(complete_lean, claim=""))
-        assert card.distinguishing == before.distinguishing

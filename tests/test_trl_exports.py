@@ -192,30 +192,3 @@ def test_longer_chats_and_parts_of_messages_are_read() -> None:
     for wrong in ([{"text": "Tea?"}], 3, [], [{"role": "user", "content": [{"type": "image"}]}]):
         with pytest.raises(UsageError, match="must be a text or a list of messages"):
             trainer_item(wrong, "Yes.")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_grpo_trains_with_a_member_of_a_fine_tuned_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is loaded once, although the function is called with other texts at every step."""
-    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
-    transformers = importlib.import_module("transformers")
-    pad_as_fit_does(write_llama(tmp_path / "dir" / "backbone", num_labels=3))
-    tuned = save_ensemble(tmp_path / "dir", Path("my-org/llama"), "joint", False, [0, 1], 3)
-    policy = pad_as_fit_does(write_llama(tmp_path / "policy", "CausalLM"))
-    load, loaded = transformers.AutoModelForSequenceClassification.from_pretrained, []
-
-    def count(*arguments: Any, **options: Any) -> Any:
-        loaded.append(arguments[0])
-        return load(*arguments, **options)
-
-    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
-    config = trl.GRPOConfig(output_dir=str(tmp_path / "tuned"), **QUICK | GENERATIONS | {"max_steps": 2})
-    prompts = datasets.Dataset.from_dict({"prompt": [ASKED] * 4})
-    reward = tuned.as_reward_func(1)
-    trainer = trl.GRPOTrainer(model=str(policy), reward_funcs=reward, args=config, train_dataset=prompts)
-    trainer.train()
-    logged = [row["rewards/member_1/mean"] for row in trainer.state.log_history if "reward" in row]
-    assert len(logged) == 2
-    assert np.isfinite(logged).all()
-    assert len(loaded) == 1

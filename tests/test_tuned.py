@@ -1,6 +1,5 @@
 """Ensembles on fine-tuned models: losses, members as a head, the comparison with frozen, and early stopping."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from tiny import camp_votes, ranked_camps
 
 from pluralign import DataError, FinetuneOptions, FitOptions, RewardEnsemble, fit, load_preferences, load_rater_votes
-from pluralign.cli.render.results import fit_page
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
 from pluralign.ensemble.record import EncoderChoice
@@ -228,7 +225,3 @@ def test_auto_trains_no_stage_after_the_stop_and_resumes_without_training_again(
     assert sorted(path.name for path in (folder / "backbone").iterdir()) == ["member-0", "member-1"]
     loaded = RewardEnsemble.load(folder)
     np.testing.assert_array_equal(loaded.prob_hat(votes, "vote"), ensemble.prob_hat(votes, "vote"))
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(*fit_page(ensemble, str(folder)))
-    shown = " ".join(console.export_text().split())
-    assert "Training stopped after 3 stages, 2 of them kept: the validation Brier score has not improved" in shown

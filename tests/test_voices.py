@@ -5,6 +5,7 @@ import io
 import json
 import math
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,16 +47,14 @@ def test_best_single_reward_is_the_one_with_the_lowest_score_on_these_votes() ->
     close, far = 0.9 * truth + 0.05, 0.5 * truth + 0.25
     for best in SINGLE_REWARDS:
         baselines = dict.fromkeys(SINGLE_REWARDS, far) | {best: close}
-        found = evidence_of_voices({"vote": far, "policy": truth}, baselines, preferences)
-        assert found is not None
+        found: Any = evidence_of_voices({"vote": far, "policy": truth}, baselines, preferences)
         assert found.best_single == best
 
 
 def test_differences_are_paired_by_prompt_with_a_bonferroni_level() -> None:
     truth = shares()
     preferences, single, vote = votes_on(50, truth), 0.7 * truth + 0.15, np.round(truth * 4) / 4
-    found = evidence_of_voices({"vote": vote, "policy": truth}, {"soft_bt": single}, preferences)
-    assert found is not None
+    found: Any = evidence_of_voices({"vote": vote, "policy": truth}, {"soft_bt": single}, preferences)
     assert found.confidence == pytest.approx(0.975)
     other, expected = (single - preferences.prob_a) ** 2, {}
     for reading, share in (("vote", vote), ("policy", truth)):
@@ -74,8 +73,7 @@ def test_no_evidence_beyond_the_error_rate_where_voices_are_noise() -> None:
         truth = shares(60, seed)
         noisy = {name: np.clip(truth + 0.2 * rng.standard_normal(60), 0, 1) for name in ("vote", "policy", "soft_bt")}
         single = {"soft_bt": noisy.pop("soft_bt")}
-        evidence = evidence_of_voices(noisy, single, votes_on(ENOUGH_CLUSTERS, truth, seed))
-        assert evidence is not None
+        evidence: Any = evidence_of_voices(noisy, single, votes_on(ENOUGH_CLUSTERS, truth, seed))
         found += bool(evidence.evidence)
     assert found <= 12, "at most 5 % are expected, and 12 of 150 is the 95th percentile at that rate"
 
@@ -89,8 +87,7 @@ def test_one_clearly_better_reading_is_enough_on_enough_prompts() -> None:
         (ENOUGH_CLUSTERS - 1, truth, (None, "policy")),
         (1, truth, (None, "policy")),
     ):
-        found = evidence_of_voices({"vote": single["soft_bt"], "policy": policy}, single, votes_on(prompts, truth))
-        assert found is not None
+        found: Any = evidence_of_voices({"vote": single["soft_bt"], "policy": policy}, single, votes_on(prompts, truth))
         assert (found.evidence, found.reading) == expected
     assert evidence_of_voices({"vote": truth}, {"mixture": truth, "hard_bt": truth}, votes_on(20, truth)) is None
 
@@ -109,19 +106,15 @@ def ensemble(town: PreferenceSet) -> RewardEnsemble:
 
 
 def test_fit_records_the_evidence_and_reads_it_back(ensemble: RewardEnsemble) -> None:
-    evaluation = ensemble.record.evaluation
-    assert evaluation is not None
-    voices = evaluation.voices
-    assert voices is not None
+    evaluation: Any = ensemble.record.evaluation
+    voices: Any = evaluation.voices
     stored = ensemble.record.to_json()
     assert {"evidence", "best_single", "reading", "difference"} <= set(stored["voices"])
     keys = {"t", "sets", "error", "corrected", "interval", "soft_bt", "uniform", "difference"}
     assert [one["t"] for one in stored["first_choices"] if set(one) == keys] == [2, 3, 4]
-    again = FitRecord.from_json(stored).evaluation
-    assert again is not None
+    again: Any = FitRecord.from_json(stored).evaluation
     assert (again.voices, again.first_choices) == (voices, evaluation.first_choices)
-    old = FitRecord.from_json({key: value for key, value in stored.items() if key != "voices"}).evaluation
-    assert old is not None
+    old: Any = FitRecord.from_json({key: value for key, value in stored.items() if key != "voices"}).evaluation
     assert old.voices is None
 
 
@@ -189,6 +182,5 @@ def test_every_surface_says_the_same_about_distinct_voices(
 
 
 def test_other_predictors_have_no_sentence_about_voices(town: PreferenceSet) -> None:
-    evaluation = fit(town, k=1, encoder="none").record.evaluation
-    assert evaluation is not None
+    evaluation: Any = fit(town, k=1, encoder="none").record.evaluation
     assert "voices" not in str(evaluation)
