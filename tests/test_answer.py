@@ -156,6 +156,8 @@ def test_draws_have_the_predicted_shares_of_first_choices(
 
 
 def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="a list of responses"):
+        answer(ensemble, PROMPT, "candidates.jsonl")
     with pytest.raises(UsageError, match="no candidates"):
         answer(ensemble, PROMPT, [])
     one = answer(ensemble, PROMPT, ["Yes.", "Yes."])

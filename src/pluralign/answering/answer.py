@@ -483,6 +483,9 @@ class Answerer:
     def _shared(self, request: AnswerRequest, given: Candidates | None, host: Host) -> Drafts:
         """Return the candidates, cut at the stop texts, and a note if the generator gave fewer than requested."""
         notes, cut_off = list[str](), frozenset[str]()
+        if isinstance(given, str):
+            reader = "pluralign.votes.candidates.load_candidates reads a file"
+            raise UsageError(f"candidates must be a list of responses, not one text; {reader}.")
         if callable(given):
             given = given()
         elif given is None and (generator := self.generator) is not None:
