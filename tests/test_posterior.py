@@ -100,17 +100,18 @@ def test_many_ties_and_distant_rewards_keep_their_probability(gap: float) -> Non
     assert posterior.plackett_luce(np.zeros((n, 1)), [5] * n) == [0.0], "one tie of all states nothing"
 
 
+@pytest.mark.parametrize("n", [2, posterior.FEW_TIED, 10])
 @pytest.mark.parametrize(("low", "high"), [(-12, -12), (-12, 12), (12, 12)])
-def test_a_tie_and_its_gradient_are_exact_sums(low: float, high: float) -> None:
+def test_a_tie_and_its_gradient_are_exact_sums(low: float, high: float, n: int) -> None:
     """P = Σ_S (−1)^|S| / (1 + ρ(S)) over all subsets S of the tied responses, in numbers of 200 digits."""
-    log_ratio = np.random.default_rng(0).uniform(low, high, 10)
+    log_ratio = np.random.default_rng(0).uniform(low, high, n)
     with localcontext(prec=200):
         rates = [Decimal(value).exp() for value in log_ratio.tolist()]
-        subsets = [one for size in range(11) for one in itertools.combinations(range(10), size)]
+        subsets = [one for size in range(n + 1) for one in itertools.combinations(range(n), size)]
         terms = {one: (-1) ** len(one) / (1 + sum((rates[b] for b in one), Decimal())) for one in subsets}
         total = sum(terms.values())
         squares = {one: (-1) ** len(one) * term**2 for one, term in terms.items()}
-        slopes = [-rates[b] * sum(squares[one] for one in subsets if b in one) / total for b in range(10)]
+        slopes = [-rates[b] * sum(squares[one] for one in subsets if b in one) / total for b in range(n)]
         expected, gradient = float(total.ln()), [float(slope) for slope in slopes]
     found, slope = posterior.tied_first(log_ratio[:, None])
     assert found == pytest.approx(expected, abs=1e-9)

@@ -172,6 +172,8 @@ def ranking_log_likelihood(
 
 NODES = np.arange(-24.0, 7.0, 0.2)
 """Nodes x of the trapezoid rule in ``tied_first``, whose integrand decays at both ends."""
+FEW_TIED, FAR = 5, 150.0
+"""Most tied responses, and largest |log ρ|, for the exact sum in ``tied_first``."""
 
 
 def tied_first(log_ratio: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatArray]:
@@ -183,7 +185,8 @@ def tied_first(log_ratio: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatAr
 
       P = ∫_0^∞ e^{−s} Π_b (1 − e^{−ρ_b s}) ds = ∫ e^{x − e^x} Π_b (1 − exp(−ρ_b e^x)) dx.
 
-    The trapezoid rule over x is accurate to about 10 digits for up to 20 tied responses.
+    Up to ``FEW_TIED`` responses take the exact sum (``_few_tied_first``), which is much faster. For more, the trapezoid
+    rule over x is accurate to about 10 digits for up to 20 tied responses.
 
     Args:
         log_ratio: log ρ_b, ``(n_tied, …)``.
@@ -199,6 +202,8 @@ def tied_first(log_ratio: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatAr
     Reference: Yellott, "The relationship between Luce's choice axiom, Thurstone's theory of comparative judgment, and
     the double exponential distribution", J. Math. Psychology 15 (1977).
     """
+    if len(log_ratio) <= FEW_TIED and np.abs(log_ratio).max(initial=0.0) < FAR:
+        return _few_tied_first(np.exp(log_ratio, dtype=np.float64))
     x = NODES.reshape(-1, *[1] * log_ratio.ndim)
     scaled = np.exp(np.clip(log_ratio + x, -700, 700))
     terms = (x - np.exp(x))[:, 0] + np.log(-np.expm1(-scaled)).sum(axis=1)
@@ -206,6 +211,31 @@ def tied_first(log_ratio: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatAr
     slope = np.where(scaled > 30, 0.0, scaled / np.expm1(np.minimum(scaled, 30)))
     gradient = np.einsum("x...,xb...->b...", np.exp(terms - total), slope)
     return np.asarray(total + np.log(NODES[1] - NODES[0])), np.asarray(gradient)
+
+
+def _few_tied_first(rate: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return what ``tied_first`` returns, by the sum over the response that is first among the tied ones, and so on.
+
+    With f(S) the probability that all of S come before the lower responses, whose total rate is 1, and f(∅) = 1:
+
+      f(S) = Σ_{b in S} ρ_b / (1 + ρ_S) f(S \\ b),
+      ∂_b f(S) = ρ_b / (1 + ρ_S) (f(S \\ b) − f(S)) + Σ_{c in S, c ≠ b} ρ_c / (1 + ρ_S) ∂_b f(S \\ c),
+
+    where ∂_b is the derivative by log ρ_b.
+
+    Args:
+        rate: ρ, ``(n_tied, …)``.
+    """
+    n = len(rate)
+    probability, slope = {0: np.ones(rate.shape[1:])}, {0: np.zeros_like(rate)}
+    for tied in range(1, 1 << n):  # a set of responses, as bits
+        members = [b for b in range(n) if tied >> b & 1]
+        first = rate / (1 + rate[members].sum(axis=0))
+        probability[tied] = sum(first[b] * probability[tied ^ 1 << b] for b in members)
+        slope[tied] = sum(first[b] * slope[tied ^ 1 << b] for b in members)
+        for b in members:
+            slope[tied][b] += first[b] * (probability[tied ^ 1 << b] - probability[tied])
+    return np.log(probability[tied]), slope[tied] / probability[tied]
 
 
 def plackett_luce(scores: FloatArray, place: npt.ArrayLike) -> FloatArray:
